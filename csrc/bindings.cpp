@@ -1,0 +1,137 @@
+// The module: names, arguments and exceptions. What they do is elsewhere.
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "cast/cpu/cast_cpu.h"
+#include "convert.h"
+#include "tree/kinds.h"
+#include "tree/leaf.h"
+#include "tree/registry.h"
+#include "tree/walk.h"
+
+namespace {
+
+using lite_ext::Conversion;
+using lite_ext::tree::PythonError;
+
+[[noreturn]] void wrong_argument(const char* what) {
+    PyErr_SetString(PyExc_TypeError, what);
+    throw PythonError();
+}
+
+// The arguments (tree, dtype, source_mask, skip, ...) that the conversions share. lite_ext/convert.py has checked
+// what users pass; these checks keep a wrong internal call from crashing.
+Conversion parse(PyObject* const* args, bool dtype_optional) {
+    Conversion conversion{};
+    if (dtype_optional && args[1] == Py_None) {
+        conversion.dtype_object = nullptr;
+        conversion.target = lite_ext::DType::none;
+    } else {
+        if (!THPDtype_Check(args[1])) wrong_argument("dtype must be a torch.dtype");
+        conversion.dtype_object = args[1];
+        conversion.scalar_type = reinterpret_cast<THPDtype*>(args[1])->scalar_type;
+        conversion.target = lite_ext::tree::dtype_of(conversion.scalar_type);
+        if (conversion.target == lite_ext::DType::none) wrong_argument("dtype must be a floating dtype");
+    }
+    const unsigned long mask = PyLong_AsUnsignedLong(args[2]);
+    if (mask == static_cast<unsigned long>(-1) && PyErr_Occurred() != nullptr) throw PythonError();
+    if (!PyFrozenSet_CheckExact(args[3])) wrong_argument("skip must be a frozenset");
+    conversion.source_mask = static_cast<std::uint32_t>(mask) & lite_ext::kAllMask;
+    conversion.skip = args[3];
+    return conversion;
+}
+
+// Runs `body` and turns C++ exceptions into Python's.
+template <class Body>
+PyObject* guarded(const Body& body) {
+    HANDLE_TH_ERRORS
+    try {
+        return body();
+    } catch (const PythonError&) {
+        return nullptr;
+    }
+    END_HANDLE_TH_ERRORS
+}
+
+PyObject* convert(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
+    return guarded([&] {
+        if (count != 4 && count != 5) wrong_argument("convert takes (tree, dtype, source_mask, skip[, passthrough])");
+        return lite_ext::convert(args[0], parse(args, false), count == 5 ? args[4] : nullptr).release();
+    });
+}
+
+PyObject* convert_inputs(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
+    return guarded([&] {
+        if (count != 4) wrong_argument("convert_inputs takes (tree, dtype, source_mask, skip)");
+        const lite_ext::Inputs inputs = lite_ext::convert_inputs(args[0], parse(args, true));
+        PyObject* passthrough = inputs.passthrough ? inputs.passthrough.get() : Py_None;
+        return Py_BuildValue("(OIO)", inputs.tree.get(), inputs.seen, passthrough);
+    });
+}
+
+PyMethodDef fast_functions[] = {
+    {"convert", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(convert)), METH_FASTCALL,
+     "convert(tree, dtype, source_mask, skip, passthrough=None, /)\n--\n\nConvert the floating tensors of a tree."},
+    {"convert_inputs", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(convert_inputs)), METH_FASTCALL,
+     "convert_inputs(tree, dtype, source_mask, skip, /)\n--\n\n"
+     "Convert a tree of inputs; return it with the dtypes seen and a handle to its originals."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+py::object cast_tensors(const py::list& tensors, const py::object& dtype) {
+    const py::frozenset no_names = py::reinterpret_steal<py::frozenset>(PyFrozenSet_New(nullptr));
+    const py::int_ all(lite_ext::kKernelMask);
+    PyObject* args[] = {tensors.ptr(), dtype.ptr(), all.ptr(), no_names.ptr()};
+    try {
+        lite_ext::tree::Ref converted = lite_ext::cast_tensors(tensors.ptr(), parse(args, false));
+        // The caller's list is never handed back: cast_tensors makes a list of its own.
+        if (converted.get() == tensors.ptr()) return py::reinterpret_steal<py::object>(PySequence_List(tensors.ptr()));
+        return py::reinterpret_steal<py::object>(converted.release());
+    } catch (const PythonError&) {
+        throw py::error_already_set();
+    }
+}
+
+void register_node(const py::object& cls, const py::object& flatten, const py::object& unflatten) {
+    try {
+        lite_ext::tree::register_node(cls.ptr(), flatten.ptr(), unflatten.ptr());
+    } catch (const PythonError&) {
+        throw py::error_already_set();
+    }
+}
+
+py::dict counters() {
+    const lite_ext::Counters& counted = lite_ext::counters();
+    py::dict result;
+    result["calls"] = counted.calls;
+    result["fast_cpu"] = counted.fast_cpu;
+    result["fast_cuda"] = counted.fast_cuda;
+    result["fallback"] = counted.fallback;
+    result["alias"] = counted.alias;
+    return result;
+}
+
+int dtype_bit(const py::object& dtype) {
+    if (!THPDtype_Check(dtype.ptr())) throw py::type_error("dtype must be a torch.dtype");
+    const auto type = reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
+    return static_cast<int>(lite_ext::bit(lite_ext::tree::dtype_of(type)));
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+    try {
+        lite_ext::tree::load_library();
+    } catch (const PythonError&) {
+        throw py::error_already_set();
+    }
+    if (PyModule_AddFunctions(m.ptr(), fast_functions) < 0) throw py::error_already_set();
+    m.attr("MAX_DEPTH") = lite_ext::tree::kMaxDepth;
+    m.def("cast_tensors", cast_tensors, py::arg("tensors"), py::arg("dtype"), py::pos_only());
+    m.def("register_node", register_node, py::arg("cls"), py::arg("flatten"), py::arg("unflatten"), py::pos_only());
+    m.def("counters", counters, "Leaves by the way they were converted, and calls, since the import.");
+    m.def("dtype_bit", dtype_bit, py::arg("dtype"), py::pos_only(), "The bit of a dtype in source masks, or 0.");
+    m.def("cpu_level", lite_ext::cast::cpu::level_name, "The instruction set of the CPU kernels.");
+}

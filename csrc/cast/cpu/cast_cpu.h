@@ -1,0 +1,27 @@
+// Runs the CPU's part of a plan: all elements of all leaves in one parallel region.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "../../dtype.h"
+
+namespace lite_ext::cast::cpu {
+
+struct Item {
+    const void* source;
+    void* target;
+    std::int64_t count;  // elements
+    DType source_dtype;
+};
+
+// Elements a thread should have at least, as in ATen (at::internal::GRAIN_SIZE).
+inline constexpr std::int64_t kGrain = 32768;
+
+// The instruction set in use: "baseline" or "avx2". Follows ATen's choice, so ATEN_CPU_CAPABILITY=default lowers it.
+const char* level_name();
+
+// Touches no Python object; `elements` is the sum of all counts.
+void run(std::span<const Item> items, std::int64_t elements, DType target);
+
+}  // namespace lite_ext::cast::cpu

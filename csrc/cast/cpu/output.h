@@ -1,0 +1,12 @@
+// Makes the tensors that the CPU's casts write to.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace lite_ext::cast::cpu {
+
+// An uninitialised tensor of the sizes and strides of `source`, which is non-overlapping and dense, with a storage of
+// its own that holds exactly its elements. As at::empty_strided under the inference mode in force.
+at::Tensor empty_like(const at::Tensor& source, caffe2::TypeMeta dtype);
+
+}  // namespace lite_ext::cast::cpu

@@ -1,0 +1,257 @@
+#include "convert.h"
+
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/to.h>
+#include <pybind11/gil.h>
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "autograd/cast_node.h"
+#include "cast/cpu/cast_cpu.h"
+#include "cast/cpu/output.h"
+#include "leaf_facts.h"
+#include "plan/plan.h"
+#include "tree/leaf.h"
+#include "tree/rebuild.h"
+#include "tree/walk.h"
+
+namespace lite_ext {
+
+using tree::Ref;
+
+class Passthrough {
+   public:
+    static constexpr const char* kCapsuleName = "lite_ext.Passthrough";
+
+    void add(PyObject* original, PyObject* converted) {
+        const at::Tensor& tensor = THPVariable_Unpack(converted);
+        if (tensor.is_inference()) return;  // without a version counter nothing proves that it is unchanged
+        entries_.push_back({Ref::borrow(original), Ref::borrow(converted), tensor._version()});
+    }
+    bool empty() const { return entries_.empty(); }
+
+    // The original of a converted input that is unchanged, or NULL. Borrowed.
+    PyObject* original(PyObject* leaf, DType target) const {
+        for (const Entry& entry : entries_) {
+            if (entry.converted.get() != leaf) continue;
+            const bool unchanged = THPVariable_Unpack(leaf)._version() == entry.version;
+            return unchanged && tree::leaf_dtype(entry.original.get()) == target ? entry.original.get() : nullptr;
+        }
+        return nullptr;
+    }
+
+   private:
+    struct Entry {
+        Ref original;
+        Ref converted;
+        std::int64_t version;
+    };
+    std::vector<Entry> entries_;
+};
+
+namespace {
+
+// Bytes of output from which releasing the lock costs less than it gives other threads.
+constexpr std::int64_t kReleaseGilBytes = 256 * 1024;
+
+Counters counted;
+
+// What a call needs room for, kept by each thread so that a call in the steady state allocates outputs only.
+struct Workspace {
+    tree::Flat flat;
+    std::vector<Ref> converted;
+    std::vector<at::Tensor> outputs;
+    std::vector<cast::cpu::Item> items;
+    plan::Plan plan;
+
+    void clear() {
+        flat.clear();
+        converted.clear();
+        outputs.clear();
+        items.clear();
+        plan.clear();
+    }
+};
+
+// Takes the thread's workspace for one call. Dropping objects may run Python code that converts again, so the
+// workspace goes back only when it is empty, and a nested call makes its own.
+class WorkspaceLease {
+   public:
+    WorkspaceLease() : workspace_(std::move(spare())) {
+        if (!workspace_) workspace_ = std::make_unique<Workspace>();
+    }
+    WorkspaceLease(const WorkspaceLease&) = delete;
+    WorkspaceLease& operator=(const WorkspaceLease&) = delete;
+    ~WorkspaceLease() {
+        workspace_->clear();
+        if (!spare()) spare() = std::move(workspace_);
+    }
+    Workspace& operator*() const { return *workspace_; }
+
+   private:
+    static std::unique_ptr<Workspace>& spare() {
+        thread_local std::unique_ptr<Workspace> kept;
+        return kept;
+    }
+    std::unique_ptr<Workspace> workspace_;
+};
+
+Ref wrap(at::Tensor&& tensor) { return Ref::checked(THPVariable_Wrap(std::move(tensor))); }
+
+class Cast {
+   public:
+    Cast(const Conversion& conversion, const Passthrough* passthrough, Workspace& workspace)
+        : conversion_(conversion), passthrough_(passthrough), work_(workspace), thread_(thread_facts()) {}
+
+    // Fills work_.converted, one object a leaf of work_.flat.leaves.
+    void run() {
+        const auto& leaves = work_.flat.leaves;
+        work_.converted.resize(leaves.size());
+        work_.outputs.resize(leaves.size());
+        for (std::size_t i = 0; i < leaves.size(); ++i) plan_leaf(static_cast<std::uint32_t>(i), leaves[i].get());
+        for (const plan::Group& group : work_.plan.groups()) run_cpu(group);
+        for (const std::uint32_t leaf : work_.plan.fallback()) run_fallback(leaf);
+    }
+
+   private:
+    void plan_leaf(std::uint32_t index, PyObject* leaf) {
+        if (passthrough_ != nullptr) {
+            if (PyObject* original = passthrough_->original(leaf, conversion_.target)) {
+                work_.converted[index] = Ref::borrow(original);
+                ++counted.alias;
+                return;
+            }
+        }
+        plan::Route route = plan::Route::fallback;
+        std::int8_t device = -1;
+        if (thread_.plain && !thread_.function_mode && tree::is_plain_tensor_type(Py_TYPE(leaf))) {
+            const plan::LeafFacts facts = leaf_facts(THPVariable_Unpack(leaf), tree::leaf_dtype(leaf));
+            route = plan::route(facts, conversion_.target, plan::Backends{});
+            device = facts.device_index;
+        }
+        work_.plan.add(index, route, device);
+    }
+
+    void run_cpu(const plan::Group& group) {
+        std::int64_t elements = 0;
+        const auto dtype = c10::scalarTypeToTypeMeta(conversion_.scalar_type);
+        for (const std::uint32_t index : group.leaves) {
+            const at::Tensor& source = THPVariable_Unpack(work_.flat.leaves[index].get());
+            at::Tensor& output = work_.outputs[index];
+            output = cast::cpu::empty_like(source, dtype);
+            const std::int64_t count = source.numel();
+            if (count == 0) continue;
+            elements += count;
+            work_.items.push_back({source.const_data_ptr(), output.mutable_data_ptr(), count,
+                                   tree::leaf_dtype(work_.flat.leaves[index].get())});
+        }
+        if (elements != 0) {
+            const auto bytes = elements * static_cast<std::int64_t>(item_size(conversion_.target));
+            // No Python object is touched below: the leaves are owned here, and so is their memory.
+            std::optional<pybind11::gil_scoped_release> unlocked;
+            if (bytes >= kReleaseGilBytes) unlocked.emplace();
+            cast::cpu::run(work_.items, elements, conversion_.target);
+        }
+        for (const std::uint32_t index : group.leaves) {
+            const at::Tensor& source = THPVariable_Unpack(work_.flat.leaves[index].get());
+            at::Tensor& output = work_.outputs[index];
+            if (thread_.records_grad && autograd::needs_node(source)) autograd::attach_node(source, output);
+            work_.converted[index] = wrap(std::move(output));
+        }
+        counted.fast_cpu += static_cast<std::int64_t>(group.leaves.size());
+    }
+
+    // Tensor.to, by the way its overrides ask for: a subclass or a function mode is asked through Python, all else
+    // that may interpose does so in the dispatcher.
+    void run_fallback(std::uint32_t index) {
+        ++counted.fallback;
+        PyObject* leaf = work_.flat.leaves[index].get();
+        if (thread_.function_mode || !tree::is_plain_tensor_type(Py_TYPE(leaf))) {
+            work_.converted[index] = Ref::checked(PyObject_CallMethod(leaf, "to", "O", conversion_.dtype_object));
+            return;
+        }
+        const at::Tensor& source = THPVariable_Unpack(leaf);
+        at::Tensor output;
+        {
+            const pybind11::gil_scoped_release unlocked;
+            output = source.to(conversion_.scalar_type);
+        }
+        work_.converted[index] = wrap(std::move(output));
+    }
+
+    const Conversion& conversion_;
+    const Passthrough* passthrough_;
+    Workspace& work_;
+    ThreadFacts thread_;
+};
+
+PyObject* skip_or_null(const Conversion& conversion) {
+    return PySet_GET_SIZE(conversion.skip) == 0 ? nullptr : conversion.skip;
+}
+
+// Bits that a call converts: what the source names, less what has the dtype already.
+std::uint32_t convert_mask(const Conversion& conversion) {
+    return conversion.dtype_object == nullptr ? 0U : conversion.source_mask & ~bit(conversion.target);
+}
+
+const Passthrough* unpack(PyObject* capsule) {
+    if (capsule == nullptr || capsule == Py_None) return nullptr;
+    void* pointer = PyCapsule_GetPointer(capsule, Passthrough::kCapsuleName);
+    if (pointer == nullptr) throw tree::PythonError();
+    return static_cast<const Passthrough*>(pointer);
+}
+
+void free_passthrough(PyObject* capsule) {
+    delete static_cast<Passthrough*>(PyCapsule_GetPointer(capsule, Passthrough::kCapsuleName));
+}
+
+Ref pack(const tree::Flat& flat, const std::vector<Ref>& converted) {
+    auto memory = std::make_unique<Passthrough>();
+    for (std::size_t i = 0; i < converted.size(); ++i) memory->add(flat.leaves[i].get(), converted[i].get());
+    if (memory->empty()) return Ref();
+    Ref capsule = Ref::checked(PyCapsule_New(memory.get(), Passthrough::kCapsuleName, free_passthrough));
+    memory.release();
+    return capsule;
+}
+
+}  // namespace
+
+const Counters& counters() { return counted; }
+
+Ref convert(PyObject* tree, const Conversion& conversion, PyObject* passthrough) {
+    ++counted.calls;
+    const WorkspaceLease lease;
+    Workspace& work = *lease;
+    tree::walk(tree, {.convert = convert_mask(conversion), .skip = skip_or_null(conversion)}, work.flat);
+    if (work.flat.root == tree::kUnchanged) return Ref::borrow(tree);
+    Cast(conversion, unpack(passthrough), work).run();
+    return tree::rebuild(work.flat, work.converted);
+}
+
+Inputs convert_inputs(PyObject* tree, const Conversion& conversion) {
+    ++counted.calls;
+    const WorkspaceLease lease;
+    Workspace& work = *lease;
+    tree::walk(tree, {.convert = convert_mask(conversion), .skip = skip_or_null(conversion)}, work.flat);
+    const std::uint32_t seen = work.flat.seen & kKernelMask;
+    if (work.flat.root == tree::kUnchanged) return {Ref::borrow(tree), seen, Ref()};
+    Cast(conversion, nullptr, work).run();
+    Ref converted = tree::rebuild(work.flat, work.converted);
+    return {std::move(converted), seen, pack(work.flat, work.converted)};
+}
+
+Ref cast_tensors(PyObject* list, const Conversion& conversion) {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
+        PyObject* item = PyList_GET_ITEM(list, i);
+        if (tree::is_tensor_type(Py_TYPE(item))) continue;
+        PyErr_Format(PyExc_TypeError, "cast_tensors: tensors[%zd] must be a tensor, got %R of type %s", i, item,
+                     Py_TYPE(item)->tp_name);
+        throw tree::PythonError();
+    }
+    return convert(list, conversion, nullptr);
+}
+
+}  // namespace lite_ext

@@ -1,0 +1,25 @@
+"""Outputs of a low-precision PyTorch model in the dtype you chose, converted in one call.
+
+``setup_module(model, "bf16-mixed")`` wraps a model; ``convert(tree, dtype)`` converts any nest of tensors.
+"""
+
+import torch  # noqa: F401  # its libraries must be loaded before ours
+
+from lite_ext._build import build_info
+from lite_ext.convert import cast_tensors, convert, register_node
+from lite_ext.precision import Precision, precision
+from lite_ext.wrapper import LiteModule, setup_module
+
+__version__: str = build_info()["version"]
+
+__all__ = [
+    "LiteModule",
+    "Precision",
+    "__version__",
+    "build_info",
+    "cast_tensors",
+    "convert",
+    "precision",
+    "register_node",
+    "setup_module",
+]

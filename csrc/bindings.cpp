@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "cast/cpu/cast_cpu.h"
+#include "cast/cpu/storage_pool.h"
 #include "convert.h"
 #include "tree/kinds.h"
 #include "tree/leaf.h"
@@ -113,6 +114,18 @@ py::dict counters() {
     return result;
 }
 
+py::dict pool_stats() {
+    const lite_ext::cast::cpu::PoolStats stats = lite_ext::cast::cpu::pool_stats();
+    py::dict result;
+    result["enabled"] = stats.enabled;
+    result["limit_bytes"] = stats.limit;
+    result["kept_bytes"] = stats.kept_bytes;
+    result["kept_blocks"] = stats.kept_blocks;
+    result["reused"] = stats.reused;
+    result["allocated"] = stats.allocated;
+    return result;
+}
+
 int dtype_bit(const py::object& dtype) {
     if (!THPDtype_Check(dtype.ptr())) throw py::type_error("dtype must be a torch.dtype");
     const auto type = reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
@@ -133,5 +146,9 @@ PYBIND11_MODULE(_C, m) {
     m.def("register_node", register_node, py::arg("cls"), py::arg("flatten"), py::arg("unflatten"), py::pos_only());
     m.def("counters", counters, "Leaves by the way they were converted, and calls, since the import.");
     m.def("dtype_bit", dtype_bit, py::arg("dtype"), py::pos_only(), "The bit of a dtype in source masks, or 0.");
+    m.def("pool_stats", pool_stats, "What the pool of storages holds and did.");
+    m.def("empty_pool", lite_ext::cast::cpu::empty_pool, "Give every kept block back to the system.");
+    m.def("set_pool_limit", lite_ext::cast::cpu::set_pool_limit, py::arg("bytes"), py::pos_only(),
+          "Set how many bytes each thread may keep; 0 turns the pool off.");
     m.def("cpu_level", lite_ext::cast::cpu::level_name, "The instruction set of the CPU kernels.");
 }

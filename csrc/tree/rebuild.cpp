@@ -241,13 +241,17 @@ class Rebuild {
         return made;
     }
 
+    bool still_holds(const Slot& slot) const {
+        return Ref::checked(PyObject_GetItem(source(), key(slot))).get() == old_value(slot);
+    }
+
     Ref mapping() const {
         Ref made = copy_mapping();
         if (Py_TYPE(made.get()) != type() || made.get() == source()) fail(PyExc_TypeError, "its copy is of another type");
         for (const Slot& slot : slots_) {
+            if (!still_holds(slot)) fail(PyExc_TypeError, "it makes its values when they are read");
             check(PyObject_SetItem(made.get(), key(slot), value(slot)));
-            const Ref still = Ref::checked(PyObject_GetItem(source(), key(slot)));
-            if (still.get() != old_value(slot)) {
+            if (!still_holds(slot)) {
                 check(PyObject_SetItem(source(), key(slot), old_value(slot)));
                 fail(PyExc_TypeError, "its copy shares its storage");
             }

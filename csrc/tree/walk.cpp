@@ -13,10 +13,16 @@ namespace {
 
 constexpr ValueRef kDescend = std::numeric_limits<ValueRef>::max();       // the child was opened
 constexpr ValueRef kOpen = std::numeric_limits<ValueRef>::max() - 1;      // memo: the container is being walked
+constexpr Py_ssize_t kShortContainer = 16;  // read again where it occurs again, rather than remembered
 constexpr std::size_t kMaxRefs = std::numeric_limits<ValueRef>::max() - 2;  // leaves, nodes, children of a container
 
 // How the children of a container are read.
 enum class Storage : std::uint8_t { tuple, list, dict };
+
+struct Position {
+    Py_ssize_t index = 0;
+    Py_ssize_t in_dict = 0;  // PyDict_Next's own
+};
 
 struct Frame {
     Ref source;
@@ -24,8 +30,7 @@ struct Frame {
     Ref names;                      // what skip is held against, or empty
     PyObject* items = nullptr;      // the tuple, list or dict that is read; owned by source or expansion
     Ref key;                        // dict: the key of the child that is open
-    Py_ssize_t position = 0;        // index of the current child
-    Py_ssize_t dict_position = 0;
+    Position position;              // of the current child; in_dict is past it
     Py_ssize_t size = 0;
     std::size_t first_pending = 0;  // where this container's slots start on the stack of pending slots
     std::size_t foreign = 0;        // the count of foreign calls when it was opened
@@ -75,26 +80,61 @@ class Walk {
     }
 
     ValueRef visit_other(PyObject* child, PyTypeObject* type) {
-        Kind kind = Kind::opaque;
+        const bool shared = Py_REFCNT(child) > 1;
         if (type == &PyTuple_Type || type == &PyList_Type) {
-            if (Py_SIZE(child) == 0) return kUnchanged;
-            kind = type == &PyTuple_Type ? Kind::tuple : Kind::list;
-        } else if (type == &PyDict_Type) {
-            if (PyDict_GET_SIZE(child) == 0) return kUnchanged;
-            kind = Kind::dict;
-        } else {
-            if (is_tensor_type(type)) return visit_leaf(child);
-            const Ref alive = Ref::borrow(child);
-            ++foreign_;
-            kind = classify(child);
-            if (kind == Kind::opaque) return kUnchanged;
-            return open_shared(child, kind, Py_REFCNT(child) > 2);
+            const bool is_tuple = type == &PyTuple_Type;
+            PyObject** items = is_tuple ? reinterpret_cast<PyTupleObject*>(child)->ob_item
+                                        : reinterpret_cast<PyListObject*>(child)->ob_item;
+            Position start;
+            if (!shared || Py_SIZE(child) <= kShortContainer) start.index = unchanged_items(items, Py_SIZE(child));
+            if (start.index == Py_SIZE(child)) return kUnchanged;
+            return open_shared(child, is_tuple ? Kind::tuple : Kind::list, shared, start);
         }
-        return open_shared(child, kind, Py_REFCNT(child) > 1);
+        if (type == &PyDict_Type) {
+            const Py_ssize_t size = PyDict_GET_SIZE(child);
+            Position start;
+            // With names to skip, a dict is read key by key.
+            if (request_.skip == nullptr && (!shared || size <= kShortContainer)) start = unchanged_values(child);
+            if (start.index == size) return kUnchanged;
+            return open_shared(child, Kind::dict, shared, start);
+        }
+        if (is_tensor_type(type)) return visit_leaf(child);
+        const Ref alive = Ref::borrow(child);
+        ++foreign_;
+        const Kind kind = classify(child);
+        return kind == Kind::opaque ? kUnchanged : open_shared(child, kind, shared, Position());
+    }
+
+    // Most containers of a tree in which little changes hold nothing but such leaves: they need no frame.
+    bool is_unchanged_leaf(PyObject* child) {
+        PyTypeObject* type = Py_TYPE(child);
+        if (!is_plain_tensor_type(type)) return is_atom(type);
+        const std::uint32_t dtype = bit(leaf_dtype(child));
+        if ((dtype & request_.convert) != 0) return false;
+        flat_.seen |= dtype;
+        return true;
+    }
+
+    // How many items at the start are leaves that stay as they are.
+    Py_ssize_t unchanged_items(PyObject** items, Py_ssize_t size) {
+        Py_ssize_t index = 0;
+        while (index < size && is_unchanged_leaf(items[index])) ++index;
+        return index;
+    }
+
+    Position unchanged_values(PyObject* dict) {
+        Position position;
+        Py_ssize_t next = 0;
+        PyObject* child = nullptr;
+        while (PyDict_Next(dict, &next, nullptr, &child) != 0 && is_unchanged_leaf(child)) {
+            ++position.index;
+            position.in_dict = next;
+        }
+        return position;
     }
 
     // A container that something else holds as well may have been met before, also as one still open: a cycle.
-    ValueRef open_shared(PyObject* container, Kind kind, bool shared) {
+    ValueRef open_shared(PyObject* container, Kind kind, bool shared, Position start) {
         if (shared) {
             if (const ValueRef* known = flat_.memo.find(container)) {
                 if (*known == kOpen) raise(PyExc_RecursionError, "a container holds itself");
@@ -106,12 +146,13 @@ class Walk {
         if (frames_.size() >= kMaxDepth) {
             raise(PyExc_RecursionError, "the tree is more than " + std::to_string(kMaxDepth) + " containers deep");
         }
-        open(container, kind, shared);
+        open(container, kind, shared, start);
         return kDescend;
     }
 
-    void open(PyObject* container, Kind kind, bool in_memo) {
+    void open(PyObject* container, Kind kind, bool in_memo, Position start) {
         Frame frame;
+        frame.position = start;
         frame.source = Ref::borrow(container);
         frame.kind = kind;
         frame.in_memo = in_memo;
@@ -153,9 +194,9 @@ class Walk {
     // The scans return true at the end of the container, false when a child was opened: the frame has moved then.
 
     bool scan_tuple(Frame& frame) {
-        for (; frame.position < frame.size; ++frame.position) {
-            if (frame.names && skipped(PyTuple_GET_ITEM(frame.names.get(), frame.position))) continue;
-            const ValueRef value = visit(PyTuple_GET_ITEM(frame.items, frame.position));
+        for (; frame.position.index < frame.size; ++frame.position.index) {
+            if (frame.names && skipped(PyTuple_GET_ITEM(frame.names.get(), frame.position.index))) continue;
+            const ValueRef value = visit(PyTuple_GET_ITEM(frame.items, frame.position.index));
             if (value == kDescend) return false;
             if (value != kUnchanged) add_slot(frame, nullptr, value);
         }
@@ -163,9 +204,9 @@ class Walk {
     }
 
     bool scan_list(Frame& frame) {
-        for (; frame.position < frame.size; ++frame.position) {
+        for (; frame.position.index < frame.size; ++frame.position.index) {
             if (PyList_GET_SIZE(frame.items) != frame.size) raise_changed();
-            const ValueRef value = visit(PyList_GET_ITEM(frame.items, frame.position));
+            const ValueRef value = visit(PyList_GET_ITEM(frame.items, frame.position.index));
             if (value == kDescend) return false;
             if (value != kUnchanged) add_slot(frame, nullptr, value);
         }
@@ -175,9 +216,9 @@ class Walk {
     bool scan_dict(Frame& frame) {
         PyObject* key = nullptr;
         PyObject* child = nullptr;
-        for (; frame.position < frame.size; ++frame.position) {
+        for (; frame.position.index < frame.size; ++frame.position.index) {
             if (PyDict_GET_SIZE(frame.items) != frame.size) raise_changed();
-            if (PyDict_Next(frame.items, &frame.dict_position, &key, &child) == 0) raise_changed();
+            if (PyDict_Next(frame.items, &frame.position.in_dict, &key, &child) == 0) raise_changed();
             if (request_.skip != nullptr) {
                 const Ref alive = Ref::borrow(child);
                 if (skipped(key)) continue;
@@ -202,7 +243,7 @@ class Walk {
     }
 
     void add_slot(const Frame& frame, PyObject* key, ValueRef value) {
-        pending_.push_back({Ref::borrow(key), static_cast<std::uint32_t>(frame.position), value});
+        pending_.push_back({Ref::borrow(key), static_cast<std::uint32_t>(frame.position.index), value});
     }
 
     // The current container ends: it becomes a node if a child changed, and its parent goes on.
@@ -222,7 +263,7 @@ class Walk {
         Frame& parent = frames_.back();
         if (value != kUnchanged) add_slot(parent, parent.key.get(), value);
         parent.key = Ref();
-        ++parent.position;
+        ++parent.position.index;
     }
 
     ValueRef add_node(Frame& frame) {
@@ -273,7 +314,7 @@ class Walk {
         std::vector<std::string> steps;
         for (const Frame& frame : frames_) {
             steps.push_back(
-                path_step(frame.kind, frame.source.get(), frame.expansion, frame.position, frame.key.get()));
+                path_step(frame.kind, frame.source.get(), frame.expansion, frame.position.index, frame.key.get()));
         }
         return join_path(steps);
     }

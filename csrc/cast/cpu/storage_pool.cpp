@@ -4,11 +4,14 @@
 #include <c10/core/alignment.h>
 #include <c10/core/impl/alloc_cpu.h>
 
+#include <pthread.h>
+
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstdlib>
-#include <cstring>
 #include <mutex>
+#include <new>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -117,6 +120,10 @@ class Cache {
     std::atomic_flag busy_;
 };
 
+// Trivially destructible, so that both can be read while the thread ends.
+thread_local bool thread_ended = false;
+thread_local Cache* current = nullptr;
+
 // All caches of living threads. Never destroyed: threads may end after the process's static objects have.
 struct Caches {
     std::mutex mutex;
@@ -124,21 +131,34 @@ struct Caches {
     std::uint64_t reused_by_dead = 0;
     std::uint64_t allocated_by_dead = 0;
 };
-Caches& caches() {
-    static auto* const instance = new Caches();
-    return *instance;
+Caches& caches();
+
+// A child process has one thread. The caches of the others are as they were when it was made, perhaps half changed.
+void before_fork() { caches().mutex.lock(); }
+void after_fork_in_parent() { caches().mutex.unlock(); }
+void after_fork_in_child() {
+    caches().all.clear();
+    if (current != nullptr) caches().all.push_back(current);
+    caches().mutex.unlock();
 }
 
-// Trivially destructible, so it can be read while the thread ends.
-thread_local bool thread_ended = false;
+Caches& caches() {
+    static Caches* const instance = [] {
+        pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+        return new Caches();
+    }();
+    return *instance;
+}
 
 Cache::Cache() {
     const std::lock_guard lock(caches().mutex);
     caches().all.push_back(this);
+    current = this;
 }
 
 Cache::~Cache() {
     thread_ended = true;
+    current = nullptr;
     empty();
     const std::lock_guard lock(caches().mutex);
     caches().reused_by_dead += reused_;

@@ -120,9 +120,9 @@ class Cache {
     std::atomic_flag busy_;
 };
 
-// Trivially destructible, so that both can be read while the thread ends.
-thread_local bool thread_ended = false;
-thread_local Cache* current = nullptr;
+// Trivially destructible, so that both can be read while the thread ends. The model saves a call at each access.
+[[gnu::tls_model("initial-exec")]] thread_local bool thread_ended = false;
+[[gnu::tls_model("initial-exec")]] thread_local Cache* current = nullptr;
 
 // All caches of living threads. Never destroyed: threads may end after the process's static objects have.
 struct Caches {
@@ -166,9 +166,25 @@ Cache::~Cache() {
     std::erase(caches().all, this);
 }
 
-Cache& thread_cache() {
+[[gnu::noinline]] Cache* make_cache() {
+    if (thread_ended) return nullptr;
     thread_local Cache cache;
-    return cache;
+    return &cache;
+}
+
+// The free lists of this thread, or NULL when it is ending.
+Cache* thread_cache() { return current != nullptr ? current : make_cache(); }
+
+// A block of the class, from the free lists or from the system.
+void* take(std::size_t index) {
+    Cache* cache = thread_cache();
+    void* block = cache == nullptr ? nullptr : cache->take(index);
+    return block == nullptr ? c10::alloc_cpu(class_size(index)) : block;
+}
+
+void give(std::size_t index, void* block) {
+    Cache* cache = thread_cache();
+    if (cache == nullptr || !cache->give(index, block)) c10::free_cpu(block);
 }
 
 bool enabled_at_start() {
@@ -185,7 +201,7 @@ bool enabled() {
 template <std::size_t Index>
 void release(void* block) {
     c10::profiledCPUMemoryReporter().Delete(block);
-    if (thread_ended || !thread_cache().give(Index, block)) c10::free_cpu(block);
+    give(Index, block);
 }
 
 template <std::size_t... Indices>
@@ -197,26 +213,22 @@ constexpr auto kDeleters = make_deleters(std::make_index_sequence<kClasses>());
 }  // namespace
 
 c10::DataPtr allocate(std::size_t bytes) {
-    if (bytes == 0 || bytes > kLargestPooled || thread_ended || !enabled()) {
+    if (bytes == 0 || bytes > kLargestPooled || !enabled()) {
         return c10::GetCPUAllocator()->allocate(bytes);
     }
     const std::size_t index = class_of(bytes);
-    void* block = thread_cache().take(index);
-    if (block == nullptr) block = c10::alloc_cpu(class_size(index));
+    void* block = take(index);
     c10::profiledCPUMemoryReporter().New(block, bytes);
     return {block, block, kDeleters[index], c10::Device(c10::DeviceType::CPU)};
 }
 
 void* allocate_object(std::size_t bytes) {
     const std::size_t index = class_of(bytes);
-    void* block = thread_ended || !enabled() ? nullptr : thread_cache().take(index);
     // Always as large as its class: whether the pool takes it back is decided when it dies.
-    return block == nullptr ? c10::alloc_cpu(class_size(index)) : block;
+    return enabled() ? take(index) : c10::alloc_cpu(class_size(index));
 }
 
-void free_object(void* object, std::size_t bytes) {
-    if (thread_ended || !thread_cache().give(class_of(bytes), object)) c10::free_cpu(object);
-}
+void free_object(void* object, std::size_t bytes) { give(class_of(bytes), object); }
 
 PoolStats pool_stats() {
     PoolStats stats{.enabled = enabled(), .limit = limit.load(), .kept_bytes = 0, .kept_blocks = 0, .reused = 0, .allocated = 0};

@@ -1,9 +1,11 @@
 // The module: names, arguments and exceptions. What they do is elsewhere.
+#include <c10/core/Device.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "autocast.h"
 #include "cast/cpu/cast_cpu.h"
 #include "cast/cpu/storage_pool.h"
 #include "convert.h"
@@ -72,12 +74,39 @@ PyObject* convert_inputs(PyObject* /*module*/, PyObject* const* args, Py_ssize_t
     });
 }
 
+PyObject* enter_autocast(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
+    return guarded([&] {
+        if (count != 2 || !PyLong_Check(args[0]) || !THPDtype_Check(args[1])) {
+            wrong_argument("enter_autocast takes (device_type, dtype)");
+        }
+        const long device = PyLong_AsLong(args[0]);
+        if (device < 0 || device >= static_cast<long>(c10::DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES)) {
+            wrong_argument("device_type must be what device_type_number returns");
+        }
+        return PyLong_FromUnsignedLongLong(lite_ext::autocast::enter(
+            static_cast<c10::DeviceType>(device), reinterpret_cast<THPDtype*>(args[1])->scalar_type));
+    });
+}
+
+PyObject* leave_autocast(PyObject* /*module*/, PyObject* saved) {
+    return guarded([&]() -> PyObject* {
+        const unsigned long long value = PyLong_AsUnsignedLongLong(saved);
+        if (value == static_cast<unsigned long long>(-1) && PyErr_Occurred() != nullptr) throw PythonError();
+        lite_ext::autocast::leave(value);
+        Py_RETURN_NONE;
+    });
+}
+
 PyMethodDef fast_functions[] = {
     {"convert", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(convert)), METH_FASTCALL,
      "convert(tree, dtype, source_mask, skip, passthrough=None, /)\n--\n\nConvert the floating tensors of a tree."},
     {"convert_inputs", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(convert_inputs)), METH_FASTCALL,
      "convert_inputs(tree, dtype, source_mask, skip, /)\n--\n\n"
      "Convert a tree of inputs; return it with the dtypes seen and a handle to its originals."},
+    {"enter_autocast", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(enter_autocast)), METH_FASTCALL,
+     "enter_autocast(device_type, dtype, /)\n--\n\nEnter autocast as torch.autocast does; return what to leave with."},
+    {"leave_autocast", leave_autocast, METH_O,
+     "leave_autocast(saved, /)\n--\n\nLeave autocast as torch.autocast does."},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -146,6 +175,9 @@ PYBIND11_MODULE(_C, m) {
     m.def("register_node", register_node, py::arg("cls"), py::arg("flatten"), py::arg("unflatten"), py::pos_only());
     m.def("counters", counters, "Leaves by the way they were converted, and calls, since the import.");
     m.def("dtype_bit", dtype_bit, py::arg("dtype"), py::pos_only(), "The bit of a dtype in source masks, or 0.");
+    m.def(
+        "device_type_number", [](const std::string& type) { return static_cast<int>(c10::Device(type).type()); },
+        py::arg("type"), py::pos_only(), "The number that enter_autocast takes for a device type such as 'cpu'.");
     m.def("pool_stats", pool_stats, "What the pool of storages holds and did.");
     m.def("empty_pool", lite_ext::cast::cpu::empty_pool, "Give every kept block back to the system.");
     m.def("set_pool_limit", lite_ext::cast::cpu::set_pool_limit, py::arg("bytes"), py::pos_only(),

@@ -1,116 +1,206 @@
-// The conversion of one element, as arithmetic on bits: what every device and every tail agrees on.
-// Rounding is to nearest, ties to even; whatever is narrower than float32 goes through float32, as in ATen.
+// The tile: what one thread of one block of a launch does. It is code for the host as well, so that tests run whole
+// grids without a GPU.
 #pragma once
 
-#include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <utility>
 
-#include "../dtype.h"
+#include "element.h"
 
-#ifdef __CUDACC__
-#define LITE_EXT_HOST_DEVICE __host__ __device__
+// On the device the loops over a thread's registers must be unrolled, or the registers become memory.
+#ifdef __CUDA_ARCH__
+#define LITE_EXT_UNROLL _Pragma("unroll")
+#define LITE_EXT_ROLLED _Pragma("unroll 1")
 #else
-#define LITE_EXT_HOST_DEVICE
+#define LITE_EXT_UNROLL
+#define LITE_EXT_ROLLED
 #endif
 
 namespace lite_ext::cast {
 
-// The element types as they lie in memory.
-template <DType>
-struct Storage;
-template <>
-struct Storage<DType::float16> {
-    using type = std::uint16_t;
-};
-template <>
-struct Storage<DType::bfloat16> {
-    using type = std::uint16_t;
-};
-template <>
-struct Storage<DType::float32> {
-    using type = float;
-};
-template <>
-struct Storage<DType::float64> {
-    using type = double;
-};
-template <DType D>
-using storage_t = typename Storage<D>::type;
+// Elements of a tile, the work of a block of kThreads threads.
+inline constexpr std::int64_t kTileElements = 4096;
+inline constexpr std::uint32_t kThreads = 256;
 
-namespace bits {
+// What a launch is told of its leaves, by value: there is nothing to copy to the device, nor to keep for a replay.
+template <std::uint32_t Capacity>
+struct LaunchArgs {
+    const void* source[Capacity];
+    void* target[Capacity];
+    std::uint64_t extent[Capacity];    // see make_extent
+    std::uint32_t tile_end[Capacity];  // tiles of the launch up to the end of this leaf
+    std::uint32_t leaves;
+};
 
-inline constexpr std::uint32_t kFloatSign = 0x80000000U;
-inline constexpr std::uint32_t kFloatInfinity = 0x7F800000U;
-inline constexpr std::uint16_t kHalfInfinity = 0x7C00U;
-inline constexpr std::uint16_t kHalfQuietNan = 0x7E00U;
-inline constexpr std::uint16_t kBFloatQuietNan = 0x7FC0U;
-
-LITE_EXT_HOST_DEVICE constexpr float bfloat16_to_float(std::uint16_t value) {
-    return std::bit_cast<float>(static_cast<std::uint32_t>(value) << 16);
+// The number of elements, and above it the code of the pair of dtypes.
+inline constexpr unsigned kCountBits = 56;
+constexpr std::uint64_t make_extent(std::int64_t count, DType source, DType target) {
+    const auto pair = static_cast<std::uint64_t>(source) * kKernelDTypes + static_cast<std::uint64_t>(target);
+    return pair << kCountBits | static_cast<std::uint64_t>(count);
 }
 
-LITE_EXT_HOST_DEVICE constexpr std::uint16_t float_to_bfloat16(float value) {
-    const auto word = std::bit_cast<std::uint32_t>(value);
-    // Rounding a NaN up could carry into the exponent and make it infinite.
-    const bool nan = (word & ~kFloatSign) > kFloatInfinity;
-    const std::uint32_t rounded = (word + 0x7FFFU + ((word >> 16) & 1U)) >> 16;
-    return static_cast<std::uint16_t>(nan ? kBFloatQuietNan : rounded);
+struct Tile {
+    std::uint32_t leaf;
+    std::uint32_t pair;
+    std::int64_t begin;   // its first element in the leaf
+    std::uint32_t count;  // its elements, at most kTileElements
+};
+
+template <std::uint32_t Capacity>
+LITE_EXT_HOST_DEVICE Tile locate(const LaunchArgs<Capacity>& args, std::uint32_t block) {
+    std::uint32_t low = 0;
+    for (std::uint32_t high = args.leaves - 1; low < high;) {
+        const std::uint32_t middle = (low + high) / 2;
+        if (args.tile_end[middle] <= block) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    const std::uint32_t before = low == 0 ? 0U : args.tile_end[low - 1];
+    const std::uint64_t extent = args.extent[low];
+    const auto count = static_cast<std::int64_t>(extent & ((std::uint64_t{1} << kCountBits) - 1));
+    const std::int64_t begin = static_cast<std::int64_t>(block - before) * kTileElements;
+    const std::int64_t rest = count - begin;
+    return {low, static_cast<std::uint32_t>(extent >> kCountBits), begin,
+            static_cast<std::uint32_t>(rest < kTileElements ? rest : kTileElements)};
 }
 
-LITE_EXT_HOST_DEVICE constexpr float half_to_float(std::uint16_t value) {
-    const std::uint32_t sign = static_cast<std::uint32_t>(value & 0x8000U) << 16;
-    const std::uint32_t magnitude = value & 0x7FFFU;
-    if (magnitude >= kHalfInfinity) {  // infinity, NaN: the payload stays, made quiet
-        const std::uint32_t quiet = magnitude > kHalfInfinity ? 0x00400000U : 0U;
-        return std::bit_cast<float>(sign | kFloatInfinity | ((magnitude & 0x03FFU) << 13) | quiet);
+template <class Element, std::uint32_t Count>
+struct alignas(sizeof(Element) * Count) Vector {
+    Element items[Count];
+};
+
+// How the tile reaches memory and converts what it loaded. A device has its own, see cast/cuda/cast_cuda.cu.
+struct PlainAccess {
+    template <class Value>
+    LITE_EXT_HOST_DEVICE static Value load(const Value* from) {
+        return *from;
     }
-    if (magnitude < 0x0400U) {  // zero, subnormal: a small integer times 2^-24
-        const float scaled = static_cast<float>(magnitude) * 0x1p-24F;
-        return std::bit_cast<float>(std::bit_cast<std::uint32_t>(scaled) | sign);
+    template <class Value>
+    LITE_EXT_HOST_DEVICE static void store(Value* to, const Value& value) {
+        *to = value;
     }
-    return std::bit_cast<float>(sign | ((magnitude << 13) + ((127U - 15U) << 23)));
+    template <DType Source, DType Target, std::uint32_t Count>
+    LITE_EXT_HOST_DEVICE static Vector<storage_t<Target>, Count> convert(const Vector<storage_t<Source>, Count>& from) {
+        Vector<storage_t<Target>, Count> to;
+        for (std::uint32_t i = 0; i < Count; ++i) to.items[i] = convert_element<Source, Target>(from.items[i]);
+        return to;
+    }
+};
+
+// One thread's part of the conversion of `count` consecutive elements. Vectors are 16 bytes on the wider side, and the
+// target is aligned to them: what lies before the first and after the last goes element by element.
+template <class Access, DType Source, DType Target>
+struct TileCast {
+    using From = storage_t<Source>;
+    using To = storage_t<Target>;
+    static constexpr std::uint32_t kWide = sizeof(From) > sizeof(To) ? sizeof(From) : sizeof(To);
+    static constexpr std::uint32_t kVector = 16 / kWide;
+    // Loads in flight before the first store, unless the tile has fewer vectors a thread.
+    static constexpr std::uint32_t kRounds = static_cast<std::uint32_t>(kTileElements) / (kThreads * kVector);
+    static constexpr std::uint32_t kUnroll = kRounds < 4 ? kRounds : 4;
+    using FromVector = Vector<From, kVector>;
+    using ToVector = Vector<To, kVector>;
+
+    LITE_EXT_HOST_DEVICE static void run(const From* from, To* to, std::uint32_t count, std::uint32_t thread) {
+        const auto past = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(to) % sizeof(ToVector));
+        std::uint32_t head = past == 0 ? 0U : static_cast<std::uint32_t>((sizeof(ToVector) - past) / sizeof(To));
+        if (head > count) head = count;
+        const std::uint32_t vectors = (count - head) / kVector;
+        const std::uint32_t edges = count - vectors * kVector;
+        if (thread < edges) {
+            const std::uint32_t i = thread < head ? thread : thread + vectors * kVector;
+            one(from + i, to + i);
+        }
+        if (reinterpret_cast<std::uintptr_t>(from + head) % sizeof(FromVector) == 0) {
+            body<true>(from + head, to + head, vectors, thread);
+        } else {
+            body<false>(from + head, to + head, vectors, thread);
+        }
+    }
+
+   private:
+    LITE_EXT_HOST_DEVICE static void one(const From* from, To* to) {
+        const Vector<From, 1> value{{Access::load(from)}};
+        Access::store(to, Access::template convert<Source, Target, 1>(value).items[0]);
+    }
+
+    template <bool Aligned>
+    LITE_EXT_HOST_DEVICE static void body(const From* from, To* to, std::uint32_t vectors, std::uint32_t thread) {
+        // Offsets from here on are constants, so that they need no registers.
+        from += thread * kVector;
+        to += thread * kVector;
+        constexpr std::uint32_t kStride = kThreads * kVector;
+        std::uint32_t first = thread;
+        LITE_EXT_ROLLED
+        for (std::uint32_t round = 0; round < kRounds; round += kUnroll) {
+            FromVector loaded[kUnroll];
+            LITE_EXT_UNROLL
+            for (std::uint32_t i = 0; i < kUnroll; ++i) {
+                if (first + i * kThreads < vectors) loaded[i] = load<Aligned>(from + i * kStride);
+            }
+            LITE_EXT_UNROLL
+            for (std::uint32_t i = 0; i < kUnroll; ++i) {
+                if (first + i * kThreads < vectors) {
+                    Access::store(reinterpret_cast<ToVector*>(to + i * kStride),
+                                  Access::template convert<Source, Target, kVector>(loaded[i]));
+                }
+            }
+            first += kUnroll * kThreads;
+            from += kUnroll * kStride;
+            to += kUnroll * kStride;
+        }
+    }
+
+    template <bool Aligned>
+    LITE_EXT_HOST_DEVICE static FromVector load(const From* from) {
+        if constexpr (Aligned) {
+            return Access::load(reinterpret_cast<const FromVector*>(from));
+        } else {
+            FromVector loaded;
+            LITE_EXT_UNROLL
+            for (std::uint32_t i = 0; i < kVector; ++i) loaded.items[i] = Access::load(from + i);
+            return loaded;
+        }
+    }
+};
+
+template <class Access, std::uint32_t Pair>
+LITE_EXT_HOST_DEVICE void run_pair(const void* source, void* target, const Tile& tile, std::uint32_t thread) {
+    constexpr auto kSource = static_cast<DType>(Pair / kKernelDTypes);
+    constexpr auto kTarget = static_cast<DType>(Pair % kKernelDTypes);
+    if constexpr (kSource != kTarget) {
+        const auto* from = static_cast<const storage_t<kSource>*>(source) + tile.begin;
+        auto* to = static_cast<storage_t<kTarget>*>(target) + tile.begin;
+        TileCast<Access, kSource, kTarget>::run(from, to, tile.count, thread);
+    }
 }
 
-LITE_EXT_HOST_DEVICE constexpr std::uint16_t float_to_half(float value) {
-    const auto word = std::bit_cast<std::uint32_t>(value);
-    const auto sign = static_cast<std::uint16_t>((word & kFloatSign) >> 16);
-    const std::uint32_t magnitude = word & ~kFloatSign;
-    std::uint32_t half = 0;
-    if (magnitude > kFloatInfinity) {
-        half = kHalfQuietNan;
-    } else if (magnitude >= std::bit_cast<std::uint32_t>(65520.0F)) {  // rounds past the largest half
-        half = kHalfInfinity;
-    } else if (magnitude >= std::bit_cast<std::uint32_t>(0x1p-14F)) {  // a normal half
-        const std::uint32_t odd = (magnitude >> 13) & 1U;
-        half = (magnitude - ((127U - 15U) << 23) + 0x0FFFU + odd) >> 13;
-    } else {
-        // The sum's last mantissa bit is worth 2^-24, the half's least subnormal: the addition rounds to it.
-        const float sum = std::bit_cast<float>(magnitude) + 0.5F;
-        half = std::bit_cast<std::uint32_t>(sum) - std::bit_cast<std::uint32_t>(0.5F);
+template <class Access>
+LITE_EXT_HOST_DEVICE void run_tile(const void* source, void* target, const Tile& tile, std::uint32_t thread) {
+    switch (tile.pair) {
+        case 1: return run_pair<Access, 1>(source, target, tile, thread);
+        case 2: return run_pair<Access, 2>(source, target, tile, thread);
+        case 3: return run_pair<Access, 3>(source, target, tile, thread);
+        case 4: return run_pair<Access, 4>(source, target, tile, thread);
+        case 6: return run_pair<Access, 6>(source, target, tile, thread);
+        case 7: return run_pair<Access, 7>(source, target, tile, thread);
+        case 8: return run_pair<Access, 8>(source, target, tile, thread);
+        case 9: return run_pair<Access, 9>(source, target, tile, thread);
+        case 11: return run_pair<Access, 11>(source, target, tile, thread);
+        case 12: return run_pair<Access, 12>(source, target, tile, thread);
+        case 13: return run_pair<Access, 13>(source, target, tile, thread);
+        case 14: return run_pair<Access, 14>(source, target, tile, thread);
     }
-    return static_cast<std::uint16_t>(half | sign);
 }
 
-}  // namespace bits
-
-template <DType Source, DType Target>
-LITE_EXT_HOST_DEVICE constexpr storage_t<Target> convert_element(storage_t<Source> value) {
-    static_assert(has_kernel(Source) && has_kernel(Target) && Source != Target);
-    if constexpr (Source == DType::float32 && Target == DType::float64) {
-        return static_cast<double>(value);
-    } else if constexpr (Target == DType::float64) {
-        return static_cast<double>(convert_element<Source, DType::float32>(value));
-    } else if constexpr (Source == DType::float64 && Target == DType::float32) {
-        return static_cast<float>(value);
-    } else if constexpr (Source == DType::float64) {
-        return convert_element<DType::float32, Target>(static_cast<float>(value));
-    } else if constexpr (Source == DType::float32) {
-        return Target == DType::bfloat16 ? bits::float_to_bfloat16(value) : bits::float_to_half(value);
-    } else if constexpr (Target == DType::float32) {
-        return Source == DType::bfloat16 ? bits::bfloat16_to_float(value) : bits::half_to_float(value);
-    } else {
-        return convert_element<DType::float32, Target>(convert_element<Source, DType::float32>(value));
-    }
+// The work of one thread of one block of a launch.
+template <class Access, std::uint32_t Capacity>
+LITE_EXT_HOST_DEVICE void run_block(const LaunchArgs<Capacity>& args, std::uint32_t block, std::uint32_t thread) {
+    const Tile tile = locate(args, block);
+    run_tile<Access>(args.source[tile.leaf], args.target[tile.leaf], tile, thread);
 }
 
 }  // namespace lite_ext::cast

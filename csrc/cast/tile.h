@@ -4,7 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <utility>
+#include <type_traits>
 
 #include "element.h"
 
@@ -103,6 +103,8 @@ struct TileCast {
     static constexpr std::uint32_t kUnroll = kRounds < 4 ? kRounds : 4;
     using FromVector = Vector<From, kVector>;
     using ToVector = Vector<To, kVector>;
+    // Between load and store a vector waits in the form that takes fewer registers: they limit the blocks at once.
+    using Held = std::conditional_t<(sizeof(To) < sizeof(From)), ToVector, FromVector>;
 
     LITE_EXT_HOST_DEVICE static void run(const From* from, To* to, std::uint32_t count, std::uint32_t thread) {
         const auto past = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(to) % sizeof(ToVector));
@@ -136,21 +138,29 @@ struct TileCast {
         std::uint32_t first = thread;
         LITE_EXT_ROLLED
         for (std::uint32_t round = 0; round < kRounds; round += kUnroll) {
-            FromVector loaded[kUnroll];
+            Held held[kUnroll];
             LITE_EXT_UNROLL
             for (std::uint32_t i = 0; i < kUnroll; ++i) {
-                if (first + i * kThreads < vectors) loaded[i] = load<Aligned>(from + i * kStride);
+                if (first + i * kThreads < vectors) held[i] = convert_to<Held>(load<Aligned>(from + i * kStride));
             }
             LITE_EXT_UNROLL
             for (std::uint32_t i = 0; i < kUnroll; ++i) {
                 if (first + i * kThreads < vectors) {
-                    Access::store(reinterpret_cast<ToVector*>(to + i * kStride),
-                                  Access::template convert<Source, Target, kVector>(loaded[i]));
+                    Access::store(reinterpret_cast<ToVector*>(to + i * kStride), convert_to<ToVector>(held[i]));
                 }
             }
             first += kUnroll * kThreads;
             from += kUnroll * kStride;
             to += kUnroll * kStride;
+        }
+    }
+
+    template <class Wanted, class Given>
+    LITE_EXT_HOST_DEVICE static Wanted convert_to(const Given& given) {
+        if constexpr (std::is_same_v<Wanted, Given>) {
+            return given;
+        } else {
+            return Access::template convert<Source, Target, kVector>(given);
         }
     }
 

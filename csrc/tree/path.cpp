@@ -31,31 +31,6 @@ std::string class_name(PyTypeObject* type) {
     return type->tp_name;
 }
 
-[[noreturn]] void raise_about(const char* verb, PyObject* container, const std::string& path) {
-    if (PyErr_ExceptionMatches(PyExc_Exception) == 0 || PyErr_ExceptionMatches(PyExc_MemoryError) != 0 ||
-        PyErr_ExceptionMatches(PyExc_RecursionError) != 0) {
-        throw PythonError();
-    }
-    PyObject* type = nullptr;
-    PyObject* value = nullptr;
-    PyObject* traceback = nullptr;
-    PyErr_Fetch(&type, &value, &traceback);
-    PyErr_NormalizeException(&type, &value, &traceback);
-    const Ref owned_type = Ref::steal(type);
-    const Ref cause = Ref::steal(value);
-    const Ref owned_traceback = Ref::steal(traceback);
-    if (traceback != nullptr) PyException_SetTraceback(cause.get(), traceback);
-
-    PyErr_Format(PyExc_TypeError, "convert: cannot %s %s at %s: %s; use lite_ext.register_node to say how", verb,
-                 class_name(Py_TYPE(container)).c_str(), path.c_str(), text(cause.get(), PyObject_Str).c_str());
-    PyErr_Fetch(&type, &value, &traceback);
-    PyErr_NormalizeException(&type, &value, &traceback);
-    PyException_SetCause(value, Ref::borrow(cause.get()).release());
-    PyException_SetContext(value, Ref::borrow(cause.get()).release());
-    PyErr_Restore(type, value, traceback);
-    throw PythonError();
-}
-
 }  // namespace
 
 std::string path_step(Kind kind, PyObject* container, const Expansion& expansion, Py_ssize_t index, PyObject* key) {
@@ -120,7 +95,31 @@ std::string path_of(const Flat& flat, const Node& node) {
     return join_path(steps);
 }
 
-void raise_cannot_rebuild(PyObject* container, const std::string& path) { raise_about("rebuild", container, path); }
-void raise_cannot_read(PyObject* container, const std::string& path) { raise_about("read", container, path); }
+Caught::Caught() {
+    PyObject* type = nullptr;
+    PyObject* value = nullptr;
+    PyObject* traceback = nullptr;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (traceback != nullptr) PyException_SetTraceback(value, traceback);
+    type_ = Ref::steal(type);
+    value_ = Ref::steal(value);
+    traceback_ = Ref::steal(traceback);
+}
+
+void Caught::raise(const char* verb, PyObject* container, const std::string& path) {
+    const auto is_a = [this](PyObject* kind) { return PyErr_GivenExceptionMatches(type_.get(), kind) != 0; };
+    if (!is_a(PyExc_Exception) || is_a(PyExc_MemoryError) || is_a(PyExc_RecursionError)) {
+        PyErr_Restore(type_.release(), value_.release(), traceback_.release());
+        throw PythonError();
+    }
+    PyErr_Format(PyExc_TypeError, "convert: cannot %s %s at %s: %s; use lite_ext.register_node to say how", verb,
+                 class_name(Py_TYPE(container)).c_str(), path.c_str(), text(value_.get(), PyObject_Str).c_str());
+    Caught raised;
+    PyException_SetCause(raised.value_.get(), Ref::borrow(value_.get()).release());
+    PyException_SetContext(raised.value_.get(), value_.release());
+    PyErr_Restore(raised.type_.release(), raised.value_.release(), raised.traceback_.release());
+    throw PythonError();
+}
 
 }  // namespace lite_ext::tree

@@ -17,9 +17,18 @@ std::string join_path(const std::vector<std::string>& steps);
 // The path of a finished node.
 std::string path_of(const Flat& flat, const Node& node);
 
-// Raises TypeError from the exception that is set, naming class, path and the next step. Exceptions that are not
-// about this container (KeyboardInterrupt, MemoryError, RecursionError) go on as they are.
-[[noreturn]] void raise_cannot_rebuild(PyObject* container, const std::string& path);
-[[noreturn]] void raise_cannot_read(PyObject* container, const std::string& path);
+// The exception that is set, taken aside: computing a path runs Python code, which must not meet it.
+class Caught {
+   public:
+    Caught();
+    // Raises TypeError from it, naming class, path and the next step: "cannot <verb> <class> at <path>: ...".
+    // Exceptions that are not about this container (KeyboardInterrupt, MemoryError, RecursionError) go on as they are.
+    [[noreturn]] void raise(const char* verb, PyObject* container, const std::string& path);
+
+   private:
+    Ref type_;
+    Ref value_;
+    Ref traceback_;
+};
 
 }  // namespace lite_ext::tree

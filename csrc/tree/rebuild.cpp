@@ -228,16 +228,7 @@ class Rebuild {
             return Ref::checked(PyObject_CallOneArg(library().copy, source()));
         }
         Ref made = allocate(&PyBaseObject_Type);
-        copy_instance_state(source(), made.get());
-        const Ref state = instance_dict(made.get());
-        if (!state) return made;
-        const Ref pairs = Ref::checked(PyDict_Items(state.get()));
-        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(pairs.get()); ++i) {
-            PyObject* pair = PyList_GET_ITEM(pairs.get(), i);
-            if (!PyDict_Check(PyTuple_GET_ITEM(pair, 1))) continue;
-            const Ref store = Ref::checked(PyObject_CallOneArg(library().copy, PyTuple_GET_ITEM(pair, 1)));
-            check(PyDict_SetItem(state.get(), PyTuple_GET_ITEM(pair, 0), store.get()));
-        }
+        copy_instance_state(source(), made.get(), Attributes::dicts_copied);
         return made;
     }
 
@@ -282,7 +273,8 @@ Ref rebuild(Flat& flat, const std::vector<Ref>& leaves) {
         try {
             node.result = Rebuild(flat, node, leaves).run();
         } catch (const PythonError&) {
-            raise_cannot_rebuild(node.source.get(), path_of(flat, node));
+            Caught caught;
+            caught.raise("rebuild", node.source.get(), path_of(flat, node));
         }
     }
     const std::vector<Ref>& nodes = leaves;

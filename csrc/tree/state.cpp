@@ -5,9 +5,14 @@ namespace lite_ext::tree {
 
 namespace {
 
+Ref attribute_copy(PyObject* value, Attributes attributes) {
+    if (attributes == Attributes::shared || !PyDict_Check(value)) return Ref::borrow(value);
+    return Ref::checked(PyObject_CallOneArg(library().copy, value));
+}
+
 // Copies the slots that one Python class declares. The descriptors are found in the class's own namespace: a
 // subclass may have hidden their names.
-void copy_slots_of(PyTypeObject* type, PyObject* from, PyObject* to) {
+void copy_slots_of(PyTypeObject* type, PyObject* from, PyObject* to, Attributes attributes) {
     const Ref slots = Ref::steal(PyObject_GetAttr(reinterpret_cast<PyObject*>(type), names().dunder_slots));
     if (!slots) {
         PyErr_Clear();
@@ -26,7 +31,8 @@ void copy_slots_of(PyTypeObject* type, PyObject* from, PyObject* to) {
             PyErr_Clear();  // an empty slot
             continue;
         }
-        if (PyMemberDescr_Type.tp_descr_set(found, to, value.get()) < 0) PyErr_Clear();  // read only, such as a base's
+        const Ref kept = attribute_copy(value.get(), attributes);
+        if (PyMemberDescr_Type.tp_descr_set(descriptor.get(), to, kept.get()) < 0) PyErr_Clear();  // a read-only one
     }
 }
 
@@ -37,19 +43,29 @@ Ref instance_dict(PyObject* object) {
     return Ref::checked(PyObject_GenericGetDict(object, nullptr));
 }
 
-void copy_instance_state(PyObject* from, PyObject* to) {
+void copy_instance_state(PyObject* from, PyObject* to, Attributes attributes) {
     const Ref state = instance_dict(from);
     if (state.get() == from) {  // a dict that is its own namespace stays one
         check(PyObject_GenericSetDict(to, to, nullptr));
     } else if (state && PyDict_GET_SIZE(state.get()) != 0) {
-        check(PyObject_GenericSetDict(to, Ref::checked(PyDict_Copy(state.get())).get(), nullptr));
+        const Ref copied = Ref::checked(PyDict_Copy(state.get()));
+        Py_ssize_t position = 0;
+        PyObject* name = nullptr;
+        PyObject* value = nullptr;
+        while (attributes == Attributes::dicts_copied && PyDict_Next(state.get(), &position, &name, &value) != 0) {
+            const Ref owned_name = Ref::borrow(name);
+            check(PyDict_SetItem(copied.get(), name, attribute_copy(Ref::borrow(value).get(), attributes).get()));
+        }
+        check(PyObject_GenericSetDict(to, copied.get(), nullptr));
     }
     PyObject* bases = Py_TYPE(from)->tp_mro;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(bases); ++i) {
         auto* type = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(bases, i));
         // Static types have no Python slots, and a Python class that adds none is no larger than its base.
         if ((type->tp_flags & Py_TPFLAGS_HEAPTYPE) == 0) break;
-        if (type->tp_base != nullptr && type->tp_basicsize > type->tp_base->tp_basicsize) copy_slots_of(type, from, to);
+        if (type->tp_base != nullptr && type->tp_basicsize > type->tp_base->tp_basicsize) {
+            copy_slots_of(type, from, to, attributes);
+        }
     }
 }
 

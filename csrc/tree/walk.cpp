@@ -86,7 +86,7 @@ class Walk {
             PyObject** items = is_tuple ? reinterpret_cast<PyTupleObject*>(child)->ob_item
                                         : reinterpret_cast<PyListObject*>(child)->ob_item;
             Position start;
-            if (!shared || Py_SIZE(child) <= kShortContainer) start.index = unchanged_items(items, Py_SIZE(child));
+            if (may_read_ahead(shared, Py_SIZE(child))) start.index = unchanged_items(items, Py_SIZE(child));
             if (start.index == Py_SIZE(child)) return kUnchanged;
             return open_shared(child, is_tuple ? Kind::tuple : Kind::list, shared, start);
         }
@@ -94,7 +94,7 @@ class Walk {
             const Py_ssize_t size = PyDict_GET_SIZE(child);
             Position start;
             // With names to skip, a dict is read key by key.
-            if (request_.skip == nullptr && (!shared || size <= kShortContainer)) start = unchanged_values(child);
+            if (request_.skip == nullptr && may_read_ahead(shared, size)) start = unchanged_values(child);
             if (start.index == size) return kUnchanged;
             return open_shared(child, Kind::dict, shared, start);
         }
@@ -103,6 +103,11 @@ class Walk {
         ++foreign_;
         const Kind kind = classify(child);
         return kind == Kind::opaque ? kUnchanged : open_shared(child, kind, shared, Position());
+    }
+
+    // A shared container is remembered, unless it is short; one too deep must be refused, not read.
+    bool may_read_ahead(bool shared, Py_ssize_t size) const {
+        return (!shared || size <= kShortContainer) && frames_.size() < kMaxDepth;
     }
 
     // Most containers of a tree in which little changes hold nothing but such leaves: they need no frame.
@@ -180,7 +185,8 @@ class Walk {
                 try {
                     frame.expansion = expand(kind, container);
                 } catch (const PythonError&) {
-                    raise_cannot_read(container, path());
+                    Caught caught;
+                    caught.raise("read", container, path());
                 }
                 frame.items = frame.expansion.values.get();
                 frame.size = PyTuple_GET_SIZE(frame.items);

@@ -20,8 +20,8 @@ std::uint8_t byte(Saved saved, unsigned index) { return static_cast<std::uint8_t
 }  // namespace
 
 Saved enter(c10::DeviceType device, c10::ScalarType dtype) {
-    const Saved saved = pack(device, at::autocast::get_autocast_dtype(device), at::autocast::is_autocast_enabled(device),
-                             at::autocast::is_autocast_cache_enabled());
+    const Saved saved = pack(device, at::autocast::get_autocast_dtype(device),
+                             at::autocast::is_autocast_enabled(device), at::autocast::is_autocast_cache_enabled());
     at::autocast::set_autocast_enabled(device, true);
     at::autocast::set_autocast_dtype(device, dtype);
     at::autocast::increment_nesting();

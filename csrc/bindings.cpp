@@ -1,7 +1,7 @@
 // The module: names, arguments and exceptions. What they do is elsewhere.
 #include <c10/core/Device.h>
-#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Dtype.h>
+#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -24,8 +24,8 @@ using lite_ext::tree::PythonError;
     throw PythonError();
 }
 
-// The arguments (tree, dtype, source_mask, skip, ...) that the conversions share. lite_ext/convert.py has checked
-// what users pass; these checks keep a wrong internal call from crashing.
+// The arguments (tree, dtype, source_mask, skip, ...) that the conversions share. lite_ext/convert.py has
+// checked what users pass; these checks keep a wrong internal call from crashing.
 Conversion parse(PyObject* const* args, bool dtype_optional) {
     Conversion conversion{};
     if (dtype_optional && args[1] == Py_None) {
@@ -99,12 +99,14 @@ PyObject* leave_autocast(PyObject* /*module*/, PyObject* saved) {
 
 PyMethodDef fast_functions[] = {
     {"convert", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(convert)), METH_FASTCALL,
-     "convert(tree, dtype, source_mask, skip, passthrough=None, /)\n--\n\nConvert the floating tensors of a tree."},
+     "convert(tree, dtype, source_mask, skip, passthrough=None, /)\n--\n\nConvert the floating tensors of a "
+     "tree."},
     {"convert_inputs", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(convert_inputs)), METH_FASTCALL,
      "convert_inputs(tree, dtype, source_mask, skip, /)\n--\n\n"
      "Convert a tree of inputs; return it with the dtypes seen and a handle to its originals."},
     {"enter_autocast", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(enter_autocast)), METH_FASTCALL,
-     "enter_autocast(device_type, dtype, /)\n--\n\nEnter autocast as torch.autocast does; return what to leave with."},
+     "enter_autocast(device_type, dtype, /)\n--\n\nEnter autocast as torch.autocast does; return what to "
+     "leave with."},
     {"leave_autocast", leave_autocast, METH_O,
      "leave_autocast(saved, /)\n--\n\nLeave autocast as torch.autocast does."},
     {nullptr, nullptr, 0, nullptr},

@@ -1,6 +1,5 @@
 #include "convert.h"
 
-
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/to.h>
 #include <pybind11/gil.h>
@@ -164,8 +163,8 @@ class Cast {
         counted.fast_cpu += static_cast<std::int64_t>(group.leaves.size());
     }
 
-    // Tensor.to, by the way its overrides ask for: a subclass or a function mode is asked through Python, all else
-    // that may interpose does so in the dispatcher.
+    // Tensor.to, by the way its overrides ask for: a subclass or a function mode is asked through Python, all
+    // else that may interpose does so in the dispatcher.
     void run_fallback(std::uint32_t index) {
         ++counted.fallback;
         PyObject* leaf = work_.flat.leaves[index].get();

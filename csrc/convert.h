@@ -13,19 +13,19 @@ namespace lite_ext {
 
 // What one call converts. Pointers are borrowed for the call.
 struct Conversion {
-    PyObject* dtype_object;     // the torch.dtype; NULL only looks
+    PyObject* dtype_object;  // the torch.dtype; NULL only looks
     c10::ScalarType scalar_type;
     DType target;
     std::uint32_t source_mask;
-    PyObject* skip;             // frozenset of names
+    PyObject* skip;  // frozenset of names
 };
 
 // Remembers which tensor each converted input came from.
 class Passthrough;
 using PassthroughPtr = const Passthrough*;
 
-// Returns the converted tree. A leaf that is a converted input, unchanged since, whose original has the target dtype
-// is replaced by that original. Raises through tree::PythonError or as a C++ exception.
+// Returns the converted tree. A leaf that is a converted input, unchanged since, whose original has the
+// target dtype is replaced by that original. Raises through tree::PythonError or as a C++ exception.
 tree::Ref convert(PyObject* tree, const Conversion& conversion, PyObject* passthrough);
 
 struct Inputs {

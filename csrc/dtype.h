@@ -25,9 +25,7 @@ inline constexpr std::size_t kKernelDTypes = 4;
 inline constexpr std::uint32_t kKernelMask = (1U << kKernelDTypes) - 1;
 inline constexpr std::uint32_t kAllMask = (1U << static_cast<unsigned>(DType::none)) - 1;
 
-constexpr std::uint32_t bit(DType dtype) {
-    return dtype == DType::none ? 0U : 1U << static_cast<unsigned>(dtype);
-}
+constexpr std::uint32_t bit(DType dtype) { return dtype == DType::none ? 0U : 1U << static_cast<unsigned>(dtype); }
 
 constexpr bool has_kernel(DType dtype) { return static_cast<std::size_t>(dtype) < kKernelDTypes; }
 

@@ -16,7 +16,8 @@ namespace {
 using c10::DispatchKey;
 using c10::DispatchKeySet;
 
-// The raw bits that a plain dense tensor of one backend may have. Set differences keep backend bits: raw bits only.
+// The raw bits that a plain dense tensor of one backend may have. Set differences keep backend bits: raw bits
+// only.
 std::uint64_t plain_keys(DispatchKey dense, DispatchKey autograd, DispatchKey autocast) {
     return (DispatchKeySet(dense) | DispatchKeySet(autograd) | DispatchKeySet(autocast) |
             DispatchKeySet(DispatchKey::ADInplaceOrView))
@@ -24,8 +25,7 @@ std::uint64_t plain_keys(DispatchKey dense, DispatchKey autograd, DispatchKey au
 }
 
 const std::uint64_t kPlainCpu = plain_keys(DispatchKey::CPU, DispatchKey::AutogradCPU, DispatchKey::AutocastCPU);
-const std::uint64_t kPlainCuda =
-    plain_keys(DispatchKey::CUDA, DispatchKey::AutogradCUDA, DispatchKey::AutocastCUDA);
+const std::uint64_t kPlainCuda = plain_keys(DispatchKey::CUDA, DispatchKey::AutogradCUDA, DispatchKey::AutocastCUDA);
 const std::uint64_t kDenseCpu = DispatchKeySet(DispatchKey::CPU).raw_repr();
 const std::uint64_t kDenseCuda = DispatchKeySet(DispatchKey::CUDA).raw_repr();
 
@@ -34,9 +34,7 @@ constexpr bool holds(std::uint64_t keys, std::uint64_t dense, std::uint64_t allo
 }
 
 // torch.set_default_device works through a mode that changes factory functions only.
-bool is_device_context(PyObject* mode) {
-    return std::strcmp(Py_TYPE(mode)->tp_name, "DeviceContext") == 0;
-}
+bool is_device_context(PyObject* mode) { return std::strcmp(Py_TYPE(mode)->tp_name, "DeviceContext") == 0; }
 
 bool function_mode_watches() {
     if (!at::impl::torch_function_mode_enabled()) return false;
@@ -51,12 +49,11 @@ ThreadFacts thread_facts() {
     const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
     // Every transform and mode that interposes does so by including a key of its own.
     const bool default_keys = (keys.included_.raw_repr() & ~c10::default_included_set.raw_repr()) == 0;
-    const bool grad = (keys.excluded_.raw_repr() &
-                       DispatchKeySet(DispatchKey::AutogradFunctionality).raw_repr()) == 0;
-    return {.plain = default_keys && !c10::impl::TorchDispatchModeTLS::any_modes_set() &&
-                     !torch::jit::tracer::isTracing(),
-            .function_mode = function_mode_watches(),
-            .records_grad = grad};
+    const bool grad = (keys.excluded_.raw_repr() & DispatchKeySet(DispatchKey::AutogradFunctionality).raw_repr()) == 0;
+    return {
+        .plain = default_keys && !c10::impl::TorchDispatchModeTLS::any_modes_set() && !torch::jit::tracer::isTracing(),
+        .function_mode = function_mode_watches(),
+        .records_grad = grad};
 }
 
 plan::LeafFacts leaf_facts(const at::Tensor& leaf, DType dtype) {
@@ -71,7 +68,8 @@ plan::LeafFacts leaf_facts(const at::Tensor& leaf, DType dtype) {
     } else {
         return facts;
     }
-    const auto* autograd = static_cast<const torch::autograd::AutogradMeta*>(leaf.unsafeGetTensorImpl()->autograd_meta());
+    const auto* autograd =
+        static_cast<const torch::autograd::AutogradMeta*>(leaf.unsafeGetTensorImpl()->autograd_meta());
     const bool has_tangent = autograd != nullptr && autograd->fw_grad_ != nullptr;
     facts.plain = !has_tangent && impl->is_non_overlapping_and_dense();
     return facts;

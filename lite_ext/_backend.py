@@ -11,9 +11,7 @@ NAME = os.environ.get("LITE_EXT_BACKEND", "native")
 if NAME not in BACKENDS:
     raise ImportError(f"LITE_EXT_BACKEND={NAME!r} is not a backend; use one of: {', '.join(BACKENDS)}")
 
-if TYPE_CHECKING:
-    from lite_ext import tree as backend
-elif NAME == "python":
+if TYPE_CHECKING or NAME == "python":
     from lite_ext import tree as backend
 else:
     from lite_ext import _build

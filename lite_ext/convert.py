@@ -18,9 +18,7 @@ _NO_NAMES: frozenset[str] = frozenset()
 _convert = backend.convert
 
 
-def convert(
-    tree: T, dtype: torch.dtype, *, source: Iterable[torch.dtype] | None = None, skip: Iterable[str] = ()
-) -> T:
+def convert(tree: T, dtype: torch.dtype, *, source: Iterable[torch.dtype] | None = None, skip: Iterable[str] = ()) -> T:
     """Return ``tree`` with every floating tensor in ``dtype``; each is indistinguishable from ``leaf.to(dtype)``.
 
     Args:
@@ -53,9 +51,8 @@ def convert(
         check_dtype(dtype)
     mask = DEFAULT_SOURCE_MASK if source is None else source_mask(source)
     names = _NO_NAMES if skip == () else skip_names(skip)
-    if is_compiling():
-        return reference.convert(tree, dtype, mask, names)
-    return _convert(tree, dtype, mask, names)
+    converted: T = (reference.convert if is_compiling() else _convert)(tree, dtype, mask, names)
+    return converted
 
 
 def cast_tensors(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:

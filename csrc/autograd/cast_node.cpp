@@ -33,9 +33,7 @@ Pointer make_node(CastBackward*& made) {
 
 }  // namespace
 
-bool needs_node(const at::Tensor& source) {
-    return source.requires_grad() && at::GradMode::is_enabled();
-}
+bool needs_node(const at::Tensor& source) { return source.requires_grad() && at::GradMode::is_enabled(); }
 
 void attach_node(const at::Tensor& source, const at::Tensor& output) {
     CastBackward* node = nullptr;

@@ -5,7 +5,8 @@
 
 namespace lite_ext::autograd {
 
-// Whether `source.to(dtype)` would record a node now: gradients are enabled on this thread and it requires one.
+// Whether `source.to(dtype)` would record a node now: gradients are enabled on this thread and it requires
+// one.
 bool needs_node(const at::Tensor& source);
 
 // Makes `output` the differentiable result of a cast of `source`. Call only when needs_node(source).

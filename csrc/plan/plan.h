@@ -1,4 +1,5 @@
-// Which leaves go where: a pure function over plain structs, told what each leaf is and what this build can do.
+// Which leaves go where: a pure function over plain structs, told what each leaf is and what this build can
+// do.
 #pragma once
 
 #include <cstdint>

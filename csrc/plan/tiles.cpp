@@ -47,7 +47,8 @@ TilePlan plan_tiles(std::span<const CastLeaf> leaves, const TileLimits& limits) 
         const std::int64_t tiles = tile_count(leaves[i].count, limits.tile_elements);
         if (tiles == 0) continue;
         if (tiles > limits.launch_tiles) {
-            throw std::length_error("a tensor of " + std::to_string(leaves[i].count) + " elements is too large for one launch");
+            throw std::length_error("a tensor of " + std::to_string(leaves[i].count) +
+                                    " elements is too large for one launch");
         }
         builder.add(static_cast<std::uint32_t>(i), tiles);
     }

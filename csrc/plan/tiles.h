@@ -1,5 +1,5 @@
-// The leaves of one device cut into tiles and dealt to launches: sums over counts. What a launch can hold is told, so
-// that the plan knows of no device.
+// The leaves of one device cut into tiles and dealt to launches: sums over counts. What a launch can hold is
+// told, so that the plan knows of no device.
 #pragma once
 
 #include <cstdint>

@@ -60,7 +60,9 @@ void check_pair(Level level) {
                 std::memcpy(&got, target.data() + i * sizeof(got), sizeof(got));
                 const storage_t<Target> expected = convert_element<Source, Target>(source[offset + i]);
                 ASSERT_EQ(is_nan<Target>(got), is_nan<Target>(expected));
-                if (!is_nan<Target>(expected)) { ASSERT_EQ(std::memcmp(&got, &expected, sizeof(got)), 0); }
+                if (!is_nan<Target>(expected)) {
+                    ASSERT_EQ(std::memcmp(&got, &expected, sizeof(got)), 0);
+                }
             }
             const auto guard = target.end() - static_cast<std::ptrdiff_t>(kGuardBytes);
             ASSERT_TRUE(std::all_of(guard, target.end(), [](std::uint8_t byte) { return byte == kGuard; }));

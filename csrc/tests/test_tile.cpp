@@ -1,4 +1,5 @@
-// The conversion of one element, held against the compiler's own _Float16 and against rounding done in double.
+// The conversion of one element, held against the compiler's own _Float16 and against rounding done in
+// double.
 #include <gtest/gtest.h>
 
 #include <bit>

@@ -1,5 +1,5 @@
-// Children of the containers that are not read in place. Base-class functions read them, never overridden methods:
-// what a subclass answers to iteration need not be what it stores.
+// Children of the containers that are not read in place. Base-class functions read them, never overridden
+// methods: what a subclass answers to iteration need not be what it stores.
 #include "containers.h"
 #include "registry.h"
 
@@ -155,8 +155,7 @@ Ref field_names(Kind kind, PyObject* container) {
     if (kind == Kind::tuple_subclass || kind == Kind::structseq) {
         const bool named = kind == Kind::tuple_subclass;
         PyObject* found = _PyType_Lookup(type, named ? names().fields : names().match_args);
-        if (found != nullptr && PyTuple_CheckExact(found) &&
-            PyTuple_GET_SIZE(found) == PyTuple_GET_SIZE(container)) {
+        if (found != nullptr && PyTuple_CheckExact(found) && PyTuple_GET_SIZE(found) == PyTuple_GET_SIZE(container)) {
             return Ref::borrow(found);
         }
     }

@@ -25,8 +25,8 @@ bool is_structseq(PyTypeObject* type) {
     return type->tp_new == loaded.structseq_new && PyType_IsSubtype(type, &PyTuple_Type) != 0;
 }
 
-// An abstract base class decides by inheritance or registration. Tensor-likes that take part in torch's function
-// protocol (TensorDict) have a conversion of their own and stay opaque.
+// An abstract base class decides by inheritance or registration. Tensor-likes that take part in torch's
+// function protocol (TensorDict) have a conversion of their own and stay opaque.
 bool is_mutable_mapping(PyTypeObject* type) {
     if (type->tp_as_mapping == nullptr || type->tp_as_mapping->mp_subscript == nullptr ||
         type->tp_as_mapping->mp_ass_subscript == nullptr) {
@@ -62,12 +62,10 @@ void load_library() {
     loaded.user_dict = module_type("collections", "UserDict");
     loaded.mutable_mapping = module_attribute("collections.abc", "MutableMapping").release();
     loaded.dataclass_field = module_attribute("dataclasses", "_FIELD").release();
-    loaded.default_factory =
-        attribute(reinterpret_cast<PyObject*>(loaded.default_dict), "default_factory").release();
+    loaded.default_factory = attribute(reinterpret_cast<PyObject*>(loaded.default_dict), "default_factory").release();
     loaded.maxlen = attribute(reinterpret_cast<PyObject*>(loaded.deque), "maxlen").release();
     loaded.copy = module_attribute("copy", "copy").release();
-    loaded.structseq_new =
-        reinterpret_cast<PyTypeObject*>(module_attribute("time", "struct_time").get())->tp_new;
+    loaded.structseq_new = reinterpret_cast<PyTypeObject*>(module_attribute("time", "struct_time").get())->tp_new;
 }
 
 bool is_dataclass(PyTypeObject* type) {

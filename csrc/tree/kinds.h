@@ -1,4 +1,5 @@
-// The kinds of containers: what each object of the tree is to the walk. One enum; containers.h has its operations.
+// The kinds of containers: what each object of the tree is to the walk. One enum; containers.h has its
+// operations.
 #pragma once
 
 #include <Python.h>
@@ -27,7 +28,8 @@ enum class Kind : std::uint8_t {
     registered,
 };
 
-// The kind of an object that is no tensor. May run Python code (the subclass check of an abstract base class).
+// The kind of an object that is no tensor. May run Python code (the subclass check of an abstract base
+// class).
 Kind classify(PyObject* object);
 
 // Types whose instances are met often and never hold tensors.
@@ -45,11 +47,11 @@ struct Library {
     PyTypeObject* deque;
     PyTypeObject* user_dict;
     PyObject* mutable_mapping;
-    PyObject* dataclass_field;   // dataclasses._FIELD: marks real fields among class variables and InitVars
-    PyObject* default_factory;   // the descriptor defaultdict.default_factory
-    PyObject* maxlen;            // the descriptor deque.maxlen
-    PyObject* copy;              // copy.copy
-    newfunc structseq_new;       // shared by all struct sequences, and by nothing else
+    PyObject* dataclass_field;  // dataclasses._FIELD: marks real fields among class variables and InitVars
+    PyObject* default_factory;  // the descriptor defaultdict.default_factory
+    PyObject* maxlen;           // the descriptor deque.maxlen
+    PyObject* copy;             // copy.copy
+    newfunc structseq_new;      // shared by all struct sequences, and by nothing else
 };
 const Library& library();
 void load_library();

@@ -40,8 +40,7 @@ inline bool is_plain_tensor_type(PyTypeObject* type) { return THPVariable_CheckT
 
 // Any tensor. The real type decides, never __class__, which an object may lie about.
 inline bool is_tensor_type(PyTypeObject* type) {
-    return is_plain_tensor_type(type) ||
-           PyType_IsSubtype(type, reinterpret_cast<PyTypeObject*>(THPVariableClass)) != 0;
+    return is_plain_tensor_type(type) || PyType_IsSubtype(type, reinterpret_cast<PyTypeObject*>(THPVariableClass)) != 0;
 }
 
 inline DType leaf_dtype(PyObject* tensor) {

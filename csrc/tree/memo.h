@@ -12,7 +12,8 @@ namespace lite_ext::tree {
 
 class Memo {
    public:
-    // The value of the object, or NULL. Valid until the next insert. The object must be kept alive by the caller.
+    // The value of the object, or NULL. Valid until the next insert. The object must be kept alive by the
+    // caller.
     std::int32_t* find(PyObject* object) {
         if (count_ == 0) return nullptr;
         Entry& entry = entries_[probe(object)];

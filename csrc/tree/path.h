@@ -7,8 +7,8 @@
 
 namespace lite_ext::tree {
 
-// One step from a container to a child: `[3]`, `['key']`, `.field`, or nothing for containers without keys of their
-// own. `key` is the key of an exact dict's child, else NULL.
+// One step from a container to a child: `[3]`, `['key']`, `.field`, or nothing for containers without keys of
+// their own. `key` is the key of an exact dict's child, else NULL.
 std::string path_step(Kind kind, PyObject* container, const Expansion& expansion, Py_ssize_t index, PyObject* key);
 
 // The steps joined behind `output`, shortened in the middle when there are many.
@@ -22,7 +22,8 @@ class Caught {
    public:
     Caught();
     // Raises TypeError from it, naming class, path and the next step: "cannot <verb> <class> at <path>: ...".
-    // Exceptions that are not about this container (KeyboardInterrupt, MemoryError, RecursionError) go on as they are.
+    // Exceptions that are not about this container (KeyboardInterrupt, MemoryError, RecursionError) go on as
+    // they are.
     [[noreturn]] void raise(const char* verb, PyObject* container, const std::string& path);
 
    private:

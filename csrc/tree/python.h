@@ -1,4 +1,5 @@
-// Owned Python references. A raw PyObject* elsewhere in this room is borrowed and never outlives its statement.
+// Owned Python references. A raw PyObject* elsewhere in this room is borrowed and never outlives its
+// statement.
 #pragma once
 
 #include <Python.h>

@@ -94,8 +94,7 @@ class Rebuild {
 
     // Fields past Py_SIZE are reachable by name only; the constructor takes them at the end of its sequence.
     Ref structseq() const {
-        const Ref count =
-            Ref::checked(PyObject_GetAttr(reinterpret_cast<PyObject*>(type()), names().n_fields));
+        const Ref count = Ref::checked(PyObject_GetAttr(reinterpret_cast<PyObject*>(type()), names().n_fields));
         const Py_ssize_t size = PyLong_AsSsize_t(count.get());
         if (size == -1 && PyErr_Occurred() != nullptr) throw PythonError();
         return allocate(type(), tuple(size).get());
@@ -197,13 +196,12 @@ class Rebuild {
     Ref deque() const {
         PyTypeObject* base = library().deque;
         PyObject* descriptor = library().maxlen;
-        const Ref maxlen = Ref::checked(
-            Py_TYPE(descriptor)->tp_descr_get(descriptor, source(), reinterpret_cast<PyObject*>(type())));
+        const Ref maxlen =
+            Ref::checked(Py_TYPE(descriptor)->tp_descr_get(descriptor, source(), reinterpret_cast<PyObject*>(type())));
         Ref made = allocate(base);
         // maxlen can be set by deque's own __init__ only.
-        const Ref done = Ref::checked(PyObject_CallMethodObjArgs(reinterpret_cast<PyObject*>(base),
-                                                                 names().dunder_init, made.get(), children().get(),
-                                                                 maxlen.get(), nullptr));
+        const Ref done = Ref::checked(PyObject_CallMethodObjArgs(reinterpret_cast<PyObject*>(base), names().dunder_init,
+                                                                 made.get(), children().get(), maxlen.get(), nullptr));
         copy_instance_state(source(), made.get());
         return made;
     }
@@ -222,7 +220,8 @@ class Rebuild {
         return made;
     }
 
-    // A shallow copy shares the store behind the mapping, so the dicts among its attributes are copied as well.
+    // A shallow copy shares the store behind the mapping, so the dicts among its attributes are copied as
+    // well.
     Ref copy_mapping() const {
         if (_PyType_Lookup(type(), names().dunder_copy) != nullptr) {
             return Ref::checked(PyObject_CallOneArg(library().copy, source()));
@@ -238,7 +237,8 @@ class Rebuild {
 
     Ref mapping() const {
         Ref made = copy_mapping();
-        if (Py_TYPE(made.get()) != type() || made.get() == source()) fail(PyExc_TypeError, "its copy is of another type");
+        if (Py_TYPE(made.get()) != type() || made.get() == source())
+            fail(PyExc_TypeError, "its copy is of another type");
         for (const Slot& slot : slots_) {
             if (!still_holds(slot)) fail(PyExc_TypeError, "it makes its values when they are read");
             check(PyObject_SetItem(made.get(), key(slot), value(slot)));

@@ -5,8 +5,8 @@
 
 namespace lite_ext::tree {
 
-// Returns the new tree. `leaves` holds the converted leaves in the order of flat.leaves. An error names the path of
-// the container, and all that was made is dropped.
+// Returns the new tree. `leaves` holds the converted leaves in the order of flat.leaves. An error names the
+// path of the container, and all that was made is dropped.
 Ref rebuild(Flat& flat, const std::vector<Ref>& leaves);
 
 }  // namespace lite_ext::tree

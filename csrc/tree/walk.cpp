@@ -11,8 +11,8 @@ namespace lite_ext::tree {
 
 namespace {
 
-constexpr ValueRef kDescend = std::numeric_limits<ValueRef>::max();       // the child was opened
-constexpr ValueRef kOpen = std::numeric_limits<ValueRef>::max() - 1;      // memo: the container is being walked
+constexpr ValueRef kDescend = std::numeric_limits<ValueRef>::max();   // the child was opened
+constexpr ValueRef kOpen = std::numeric_limits<ValueRef>::max() - 1;  // memo: the container is being walked
 constexpr Py_ssize_t kShortContainer = 16;  // read again where it occurs again, rather than remembered
 constexpr std::size_t kMaxRefs = std::numeric_limits<ValueRef>::max() - 2;  // leaves, nodes, children of a container
 
@@ -27,10 +27,10 @@ struct Position {
 struct Frame {
     Ref source;
     Expansion expansion;
-    Ref names;                      // what skip is held against, or empty
-    PyObject* items = nullptr;      // the tuple, list or dict that is read; owned by source or expansion
-    Ref key;                        // dict: the key of the child that is open
-    Position position;              // of the current child; in_dict is past it
+    Ref names;                  // what skip is held against, or empty
+    PyObject* items = nullptr;  // the tuple, list or dict that is read; owned by source or expansion
+    Ref key;                    // dict: the key of the child that is open
+    Position position;          // of the current child; in_dict is past it
     Py_ssize_t size = 0;
     std::size_t first_pending = 0;  // where this container's slots start on the stack of pending slots
     std::size_t foreign = 0;        // the count of foreign calls when it was opened
@@ -138,7 +138,8 @@ class Walk {
         return position;
     }
 
-    // A container that something else holds as well may have been met before, also as one still open: a cycle.
+    // A container that something else holds as well may have been met before, also as one still open: a
+    // cycle.
     ValueRef open_shared(PyObject* container, Kind kind, bool shared, Position start) {
         if (shared) {
             if (const ValueRef* known = flat_.memo.find(container)) {
@@ -192,12 +193,14 @@ class Walk {
                 frame.size = PyTuple_GET_SIZE(frame.items);
                 if (request_.skip != nullptr) frame.names = Ref::borrow(frame.expansion.keys.get());
         }
-        if (static_cast<std::size_t>(frame.size) >= kMaxRefs) raise(PyExc_RuntimeError, "a container has too many items");
+        if (static_cast<std::size_t>(frame.size) >= kMaxRefs)
+            raise(PyExc_RuntimeError, "a container has too many items");
         frame.foreign = foreign_;
         frames_.push_back(std::move(frame));
     }
 
-    // The scans return true at the end of the container, false when a child was opened: the frame has moved then.
+    // The scans return true at the end of the container, false when a child was opened: the frame has moved
+    // then.
 
     bool scan_tuple(Frame& frame) {
         for (; frame.position.index < frame.size; ++frame.position.index) {
@@ -291,8 +294,7 @@ class Walk {
             if (PyDict_GET_SIZE(node.snapshot.get()) != frame.size) raise_changed();
         }
         const auto first = pending_.begin() + static_cast<std::ptrdiff_t>(frame.first_pending);
-        flat_.slots.insert(flat_.slots.end(), std::make_move_iterator(first),
-                           std::make_move_iterator(pending_.end()));
+        flat_.slots.insert(flat_.slots.end(), std::make_move_iterator(first), std::make_move_iterator(pending_.end()));
         pending_.erase(first, pending_.end());
         flat_.nodes.push_back(std::move(node));
         return node_ref(flat_.nodes.size() - 1);
@@ -302,9 +304,8 @@ class Walk {
     void check_unchanged(const Frame& frame) {
         for (std::size_t i = frame.first_pending; i < pending_.size(); ++i) {
             const Slot& slot = pending_[i];
-            PyObject* visited = slot.value >= 0
-                                    ? flat_.leaves[static_cast<std::size_t>(slot.value)].get()
-                                    : flat_.nodes[static_cast<std::size_t>(~slot.value)].source.get();
+            PyObject* visited = slot.value >= 0 ? flat_.leaves[static_cast<std::size_t>(slot.value)].get()
+                                                : flat_.nodes[static_cast<std::size_t>(~slot.value)].source.get();
             PyObject* now = nullptr;
             if (frame.storage == Storage::list) {
                 if (slot.index < PyList_GET_SIZE(frame.items)) now = PyList_GET_ITEM(frame.items, slot.index);
@@ -333,7 +334,8 @@ class Walk {
     [[noreturn]] void raise_changed() {
         const Ref source = Ref::borrow(frames_.back().source.get());
         frames_.pop_back();
-        raise(PyExc_RuntimeError, std::string("a ") + Py_TYPE(source.get())->tp_name + " was changed while it was converted");
+        raise(PyExc_RuntimeError,
+              std::string("a ") + Py_TYPE(source.get())->tp_name + " was changed while it was converted");
     }
 
     const Request& request_;

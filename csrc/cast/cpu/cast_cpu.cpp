@@ -28,7 +28,8 @@ Level level() {
 }
 
 void run_part(const Item& item, std::int64_t begin, std::int64_t end, DType target) {
-    const auto* source = static_cast<const char*>(item.source) + begin * static_cast<std::int64_t>(item_size(item.source_dtype));
+    const auto* source =
+        static_cast<const char*>(item.source) + begin * static_cast<std::int64_t>(item_size(item.source_dtype));
     auto* destination = static_cast<char*>(item.target) + begin * static_cast<std::int64_t>(item_size(target));
     kernel(item.source_dtype, target, level())(source, destination, end - begin);
 }

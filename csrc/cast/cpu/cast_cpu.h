@@ -18,7 +18,8 @@ struct Item {
 // Elements a thread should have at least, as in ATen (at::internal::GRAIN_SIZE).
 inline constexpr std::int64_t kGrain = 32768;
 
-// The instruction set in use: "baseline" or "avx2". Follows ATen's choice, so ATEN_CPU_CAPABILITY=default lowers it.
+// The instruction set in use: "baseline" or "avx2". Follows ATen's choice, so ATEN_CPU_CAPABILITY=default
+// lowers it.
 const char* level_name();
 
 // Touches no Python object; `elements` is the sum of all counts.

@@ -75,7 +75,8 @@ template <DType Source, DType Target>
     std::int64_t i = 0;
     for (; i + kLanes <= count; i += kLanes) store<Target>(to + i, load<Source>(from + i));
     if (i == count) return;
-    // The rest goes through a full register as well, so that all elements are converted by the same instructions.
+    // The rest goes through a full register as well, so that all elements are converted by the same
+    // instructions.
     storage_t<Source> last_from[kLanes] = {};
     storage_t<Target> last_to[kLanes];
     const auto rest = static_cast<std::size_t>(count - i);

@@ -25,9 +25,11 @@ at::Tensor empty_like(const at::Tensor& source, caffe2::TypeMeta dtype) {
     const c10::TensorImpl& like = *source.unsafeGetTensorImpl();
     // Non-overlapping and dense: the elements span exactly their number, whatever the order of the strides.
     const auto bytes = static_cast<std::size_t>(like.numel()) * dtype.itemsize();
-    c10::intrusive_ptr<c10::StorageImpl> storage = c10::make_intrusive<Pooled<c10::StorageImpl>>(c10::StorageImpl::use_byte_size_t(), static_cast<std::int64_t>(bytes),
-                                                         allocate(bytes), c10::GetCPUAllocator(), true);
-    auto output = at::detail::make_tensor<Pooled<c10::TensorImpl>>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), dtype);
+    c10::intrusive_ptr<c10::StorageImpl> storage = c10::make_intrusive<Pooled<c10::StorageImpl>>(
+        c10::StorageImpl::use_byte_size_t(), static_cast<std::int64_t>(bytes), allocate(bytes), c10::GetCPUAllocator(),
+        true);
+    auto output = at::detail::make_tensor<Pooled<c10::TensorImpl>>(std::move(storage),
+                                                                   c10::DispatchKeySet(c10::DispatchKey::CPU), dtype);
     c10::TensorImpl* impl = output.unsafeGetTensorImpl();
     impl->set_sizes_and_strides(like.sizes(), like.strides());
     return output;

@@ -120,7 +120,8 @@ class Cache {
     std::atomic_flag busy_;
 };
 
-// Trivially destructible, so that both can be read while the thread ends. The model saves a call at each access.
+// Trivially destructible, so that both can be read while the thread ends. The model saves a call at each
+// access.
 [[gnu::tls_model("initial-exec")]] thread_local bool thread_ended = false;
 [[gnu::tls_model("initial-exec")]] thread_local Cache* current = nullptr;
 
@@ -133,7 +134,8 @@ struct Caches {
 };
 Caches& caches();
 
-// A child process has one thread. The caches of the others are as they were when it was made, perhaps half changed.
+// A child process has one thread. The caches of the others are as they were when it was made, perhaps half
+// changed.
 void before_fork() { caches().mutex.lock(); }
 void after_fork_in_parent() { caches().mutex.unlock(); }
 void after_fork_in_child() {
@@ -231,7 +233,8 @@ void* allocate_object(std::size_t bytes) {
 void free_object(void* object, std::size_t bytes) { give(class_of(bytes), object); }
 
 PoolStats pool_stats() {
-    PoolStats stats{.enabled = enabled(), .limit = limit.load(), .kept_bytes = 0, .kept_blocks = 0, .reused = 0, .allocated = 0};
+    PoolStats stats{
+        .enabled = enabled(), .limit = limit.load(), .kept_bytes = 0, .kept_blocks = 0, .reused = 0, .allocated = 0};
     const std::lock_guard lock(caches().mutex);
     for (Cache* cache : caches().all) cache->add_to(stats);
     stats.reused += caches().reused_by_dead;

@@ -82,24 +82,24 @@ struct DeviceAccess : PlainAccess {
     __host__ __device__ static Vector<std::uint16_t, 2> narrow(float first, float second) {
         if constexpr (Target == DType::float16) {
             const __half2 both = __floats2half2_rn(first, second);
-            return {{__half_as_ushort(__low2half(both)), __half_as_ushort(__high2half(both))}};
+            return {{ __half_as_ushort(__low2half(both)), __half_as_ushort(__high2half(both)) }};
         } else {
             const __nv_bfloat162 both = __floats2bfloat162_rn(first, second);
-            return {{__bfloat16_as_ushort(__low2bfloat16(both)), __bfloat16_as_ushort(__high2bfloat16(both))}};
+            return {{ __bfloat16_as_ushort(__low2bfloat16(both)), __bfloat16_as_ushort(__high2bfloat16(both)) }};
         }
     }
 #endif
 };
 
-// Blocks that a multiprocessor should hold at once: all of its threads, or as many as 40 registers each allow.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-#define LITE_EXT_RESIDENT_BLOCKS 4
+// 40 registers a thread: six blocks, 1,536 threads, share the registers of one multiprocessor.
+#if CUDART_VERSION >= 12040
+#define LITE_EXT_BOUNDS __maxnreg__(40)
 #else
-#define LITE_EXT_RESIDENT_BLOCKS 6
+#define LITE_EXT_BOUNDS __launch_bounds__(kThreads)
 #endif
 
 template <std::uint32_t Capacity>
-__global__ void __launch_bounds__(kThreads, LITE_EXT_RESIDENT_BLOCKS) cast_kernel(const __grid_constant__ LaunchArgs<Capacity> args) {
+__global__ void LITE_EXT_BOUNDS cast_kernel(const __grid_constant__ LaunchArgs<Capacity> args) {
     run_block<DeviceAccess>(args, blockIdx.x, threadIdx.x);
 }
 
@@ -144,9 +144,10 @@ bool takes_large_arguments(int device) {
     return answer.yes;
 }
 
-cudaError_t run(std::span<const plan::CastLeaf> leaves, int device, cudaStream_t stream) {
+cudaError_t enqueue(std::span<const plan::CastLeaf> leaves, int device, cudaStream_t stream) {
     // Few leaves need not know what the device takes.
-    const plan::TilePlan plan = plan::plan_tiles(leaves, limits(leaves.size() > kMedium && takes_large_arguments(device)));
+    const plan::TilePlan plan =
+        plan::plan_tiles(leaves, limits(leaves.size() > kMedium && takes_large_arguments(device)));
     for (const plan::Launch& next : plan.launches) {
         cudaError_t error = cudaSuccess;
         switch (next.capacity) {

@@ -12,9 +12,10 @@ namespace lite_ext::cast::cuda {
 // Whether `device` takes launches of more than 4,096 bytes of arguments. The device is asked once.
 bool takes_large_arguments(int device);
 
-// Enqueues the conversion of all leaves on `stream`: one launch for up to 1,150 leaves with elements (146 where large
-// arguments are not taken), none where there are none. `device` is current and holds the leaves, and `stream` is its.
-// Nothing is allocated on the device, copied to it or waited for. Returns the first error; what is enqueued stays so.
-cudaError_t run(std::span<const plan::CastLeaf> leaves, int device, cudaStream_t stream);
+// Enqueues the conversion of all leaves on `stream`: one launch for up to 1,150 leaves with elements (146
+// where large arguments are not taken), none where there are none. `device` is the current one, of the leaves
+// and of the stream. Nothing is allocated on the device, copied to it or waited for. Returns the first error;
+// what is enqueued stays so.
+cudaError_t enqueue(std::span<const plan::CastLeaf> leaves, int device, cudaStream_t stream);
 
 }  // namespace lite_ext::cast::cuda

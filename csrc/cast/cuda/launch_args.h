@@ -11,12 +11,14 @@
 
 namespace lite_ext::cast::cuda {
 
-// Leaves of the three launches. The driver copies all arguments at each launch: few leaves do not pay for many.
+// Leaves of the three launches. The driver copies all arguments at each launch: few leaves do not pay for
+// many.
 inline constexpr std::uint32_t kSmall = 16;
 inline constexpr std::uint32_t kMedium = 146;
 inline constexpr std::uint32_t kLarge = 1150;
 
-// Bytes of arguments that every device takes, and those that it takes from CUDA 12.1 and compute capability 7.0 on.
+// Bytes of arguments that every device takes, and those that it takes from CUDA 12.1 and compute
+// capability 7.0 on.
 inline constexpr std::size_t kArgumentBytes = 4096;
 inline constexpr std::size_t kLargeArgumentBytes = 32764;
 static_assert(sizeof(LaunchArgs<kMedium>) <= kArgumentBytes);
@@ -28,7 +30,8 @@ inline constexpr std::int64_t kMaxGrid = 0x7FFFFFFF;
 
 constexpr plan::TileLimits limits(bool large_arguments) {
     const std::span<const std::uint32_t> all(kCapacities);
-    return {.tile_elements = kTileElements, .launch_tiles = kMaxGrid, .capacities = large_arguments ? all : all.first(2)};
+    return {
+        .tile_elements = kTileElements, .launch_tiles = kMaxGrid, .capacities = large_arguments ? all : all.first(2)};
 }
 
 template <std::uint32_t Capacity>

@@ -1,5 +1,6 @@
 #include "autocast.h"
 
+#include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/autocast_mode.h>
 
 namespace lite_ext::autocast {
@@ -18,6 +19,8 @@ Saved pack(c10::DeviceType device, c10::ScalarType dtype, bool enabled, bool cac
 std::uint8_t byte(Saved saved, unsigned index) { return static_cast<std::uint8_t>(saved >> (index * kByte)); }
 
 }  // namespace
+
+bool mode_watches() { return at::impl::torch_function_mode_enabled(); }
 
 Saved enter(c10::DeviceType device, c10::ScalarType dtype) {
     const Saved saved = pack(device, at::autocast::get_autocast_dtype(device),

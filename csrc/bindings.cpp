@@ -75,7 +75,7 @@ PyObject* convert_inputs(PyObject* /*module*/, PyObject* const* args, Py_ssize_t
 }
 
 PyObject* enter_autocast(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
-    return guarded([&] {
+    return guarded([&]() -> PyObject* {
         if (count != 2 || !PyLong_Check(args[0]) || !THPDtype_Check(args[1])) {
             wrong_argument("enter_autocast takes (device_type, dtype)");
         }
@@ -83,6 +83,7 @@ PyObject* enter_autocast(PyObject* /*module*/, PyObject* const* args, Py_ssize_t
         if (device < 0 || device >= static_cast<long>(c10::DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES)) {
             wrong_argument("device_type must be what device_type_number returns");
         }
+        if (lite_ext::autocast::mode_watches()) Py_RETURN_NONE;
         return PyLong_FromUnsignedLongLong(lite_ext::autocast::enter(
             static_cast<c10::DeviceType>(device), reinterpret_cast<THPDtype*>(args[1])->scalar_type));
     });

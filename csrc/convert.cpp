@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/to.h>
+#include <c10/util/Exception.h>
 #include <pybind11/gil.h>
 
 #include <memory>
@@ -11,6 +12,7 @@
 #include "autograd/cast_node.h"
 #include "cast/cpu/cast_cpu.h"
 #include "cast/cpu/output.h"
+#include "cast/cuda/launch_cuda.h"
 #include "leaf_facts.h"
 #include "plan/plan.h"
 #include "tree/leaf.h"
@@ -56,6 +58,8 @@ namespace {
 // Bytes of output from which releasing the lock costs less than it gives other threads.
 constexpr std::int64_t kReleaseGilBytes = 256 * 1024;
 
+constexpr plan::Backends kBackends{.cpu = true, .cuda = cast::cuda::kBuilt};
+
 Counters counted;
 
 // What a call needs room for, kept by each thread so that a call in the steady state allocates outputs only.
@@ -64,6 +68,7 @@ struct Workspace {
     std::vector<Ref> converted;
     std::vector<at::Tensor> outputs;
     std::vector<cast::cpu::Item> items;
+    std::vector<cast::cuda::Item> cuda_items;
     plan::Plan plan;
 
     void clear() {
@@ -71,6 +76,7 @@ struct Workspace {
         converted.clear();
         outputs.clear();
         items.clear();
+        cuda_items.clear();
         plan.clear();
     }
 };
@@ -100,6 +106,12 @@ class WorkspaceLease {
 
 Ref wrap(at::Tensor&& tensor) { return Ref::checked(THPVariable_Wrap(std::move(tensor))); }
 
+void warn_without_cuda() {
+    TORCH_WARN_ONCE(
+        "lite_ext was built without CUDA, so CUDA tensors are converted one by one, by Tensor.to. To build it with "
+        "CUDA: LITE_EXT_CUDA=1 pip install --force-reinstall --no-deps --no-build-isolation --no-cache-dir lite_ext");
+}
+
 class Cast {
    public:
     Cast(const Conversion& conversion, const Passthrough* passthrough, Workspace& workspace)
@@ -111,7 +123,14 @@ class Cast {
         work_.converted.resize(leaves.size());
         work_.outputs.resize(leaves.size());
         for (std::size_t i = 0; i < leaves.size(); ++i) plan_leaf(static_cast<std::uint32_t>(i), leaves[i].get());
-        for (const plan::Group& group : work_.plan.groups()) run_cpu(group);
+        for (const plan::Group& group : work_.plan.groups()) {
+            if (group.route == plan::Route::fast_cuda) {
+                run_cuda(group);
+            } else {
+                run_cpu(group);
+            }
+            finish(group);
+        }
         for (const std::uint32_t leaf : work_.plan.fallback()) run_fallback(leaf);
     }
 
@@ -128,7 +147,8 @@ class Cast {
         std::int8_t device = -1;
         if (thread_.plain && !thread_.function_mode && tree::is_plain_tensor_type(Py_TYPE(leaf))) {
             const plan::LeafFacts facts = leaf_facts(THPVariable_Unpack(leaf), tree::leaf_dtype(leaf));
-            route = plan::route(facts, conversion_.target, plan::Backends{});
+            if (!kBackends.cuda && facts.device == plan::DeviceKind::cuda) warn_without_cuda();
+            route = plan::route(facts, conversion_.target, kBackends);
             device = facts.device_index;
         }
         work_.plan.add(index, route, device);
@@ -154,13 +174,33 @@ class Cast {
             if (bytes >= kReleaseGilBytes) unlocked.emplace();
             cast::cpu::run(work_.items, elements, conversion_.target);
         }
+        counted.fast_cpu += static_cast<std::int64_t>(group.leaves.size());
+    }
+
+    void run_cuda(const plan::Group& group) {
+        if constexpr (cast::cuda::kBuilt) {
+            work_.cuda_items.clear();  // of another device
+            for (const std::uint32_t index : group.leaves) {
+                PyObject* leaf = work_.flat.leaves[index].get();
+                work_.cuda_items.push_back({&THPVariable_Unpack(leaf), &work_.outputs[index], tree::leaf_dtype(leaf)});
+            }
+            {
+                // Making room on the device may take long, and may need another thread to go on.
+                const pybind11::gil_scoped_release unlocked;
+                cast::cuda::run(work_.cuda_items, group.device_index, conversion_.scalar_type, conversion_.target);
+            }
+            counted.fast_cuda += static_cast<std::int64_t>(group.leaves.size());
+        }
+    }
+
+    // Turns the outputs of a group into Python's tensors, with their history.
+    void finish(const plan::Group& group) {
         for (const std::uint32_t index : group.leaves) {
             const at::Tensor& source = THPVariable_Unpack(work_.flat.leaves[index].get());
             at::Tensor& output = work_.outputs[index];
             if (thread_.records_grad && autograd::needs_node(source)) autograd::attach_node(source, output);
             work_.converted[index] = wrap(std::move(output));
         }
-        counted.fast_cpu += static_cast<std::int64_t>(group.leaves.size());
     }
 
     // Tensor.to, by the way its overrides ask for: a subclass or a function mode is asked through Python, all

@@ -78,7 +78,7 @@ struct alignas(sizeof(Element) * Count) Vector {
     Element items[Count];
 };
 
-// How the tile reaches memory and converts what it loaded. A device has its own, see cast/cuda/cast_cuda.cu.
+// How the tile reaches memory and converts what it loaded. A device may have its own.
 struct PlainAccess {
     template <class Value>
     LITE_EXT_HOST_DEVICE static Value load(const Value* from) {
@@ -96,9 +96,8 @@ struct PlainAccess {
     }
 };
 
-// One thread's part of the conversion of `count` consecutive elements. Vectors are 16 bytes on the wider
-// side, and the target is aligned to them: what lies before the first and after the last goes element by
-// element.
+// One thread's part of the conversion of `count` consecutive elements. Vectors are 16 bytes on the wider side, and
+// begin where the target is aligned: what lies before the first and after the last goes element by element.
 template <class Access, DType Source, DType Target>
 struct TileCast {
     using From = storage_t<Source>;
@@ -110,9 +109,9 @@ struct TileCast {
     static constexpr std::uint32_t kUnroll = kRounds < 4 ? kRounds : 4;
     using FromVector = Vector<From, kVector>;
     using ToVector = Vector<To, kVector>;
-    // Between load and store a vector waits in the form that takes fewer registers: they limit the blocks at
-    // once.
-    using Held = std::conditional_t<(sizeof(To) < sizeof(From)), ToVector, FromVector>;
+    // Between load and store a vector waits in the form that takes fewer registers: they limit the blocks at once.
+    static constexpr bool kConvertFirst = sizeof(To) < sizeof(From);
+    using Held = std::conditional_t<kConvertFirst, ToVector, FromVector>;
 
     LITE_EXT_HOST_DEVICE static void run(const From* from, To* to, std::uint32_t count, std::uint32_t thread) {
         const auto past = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(to) % sizeof(ToVector));
@@ -139,36 +138,36 @@ struct TileCast {
 
     template <bool Aligned>
     LITE_EXT_HOST_DEVICE static void body(const From* from, To* to, std::uint32_t vectors, std::uint32_t thread) {
-        // Offsets from here on are constants, so that they need no registers.
+        if (thread >= vectors) return;
+        // Offsets from here on are constants, so that they take no registers.
         from += thread * kVector;
         to += thread * kVector;
-        constexpr std::uint32_t kStride = kThreads * kVector;
-        std::uint32_t first = thread;
+        const std::uint32_t mine = vectors - thread;  // the vectors from this thread's first one on
         LITE_EXT_ROLLED
         for (std::uint32_t round = 0; round < kRounds; round += kUnroll) {
             Held held[kUnroll];
             LITE_EXT_UNROLL
             for (std::uint32_t i = 0; i < kUnroll; ++i) {
-                if (first + i * kThreads < vectors) held[i] = convert_to<Held>(load<Aligned>(from + i * kStride));
+                const std::uint32_t at = (round + i) * kThreads;
+                if (at < mine) held[i] = convert_if<kConvertFirst>(load<Aligned>(from + at * kVector));
             }
             LITE_EXT_UNROLL
             for (std::uint32_t i = 0; i < kUnroll; ++i) {
-                if (first + i * kThreads < vectors) {
-                    Access::store(reinterpret_cast<ToVector*>(to + i * kStride), convert_to<ToVector>(held[i]));
+                const std::uint32_t at = (round + i) * kThreads;
+                if (at < mine) {
+                    Access::store(reinterpret_cast<ToVector*>(to + at * kVector), convert_if<!kConvertFirst>(held[i]));
                 }
             }
-            first += kUnroll * kThreads;
-            from += kUnroll * kStride;
-            to += kUnroll * kStride;
         }
     }
 
-    template <class Wanted, class Given>
-    LITE_EXT_HOST_DEVICE static Wanted convert_to(const Given& given) {
-        if constexpr (std::is_same_v<Wanted, Given>) {
-            return given;
-        } else {
+    // Float16 and bfloat16 lie in memory as the same type: it is not the types that say what is still to be done.
+    template <bool Convert, class Given>
+    LITE_EXT_HOST_DEVICE static auto convert_if(const Given& given) {
+        if constexpr (Convert) {
             return Access::template convert<Source, Target, kVector>(given);
+        } else {
+            return given;
         }
     }
 

@@ -1,7 +1,5 @@
 #include "cast_cuda.h"
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <array>
@@ -10,86 +8,12 @@
 #include <mutex>
 
 #include "../tile.h"
+#include "device_access.h"
 #include "launch_args.h"
 
 namespace lite_ext::cast::cuda {
 
 namespace {
-
-// Loads that do not displace what the caches hold, for a source is read once; plain stores, for the result is read
-// next. The instructions that convert agree with convert_element in all but the bits of NaN.
-struct DeviceAccess : PlainAccess {
-#ifdef __CUDA_ARCH__
-    template <class Value>
-    __host__ __device__ static Value load(const Value* from) {
-        if constexpr (sizeof(Value) == 2) {
-            return std::bit_cast<Value>(__ldcs(reinterpret_cast<const unsigned short*>(from)));
-        } else if constexpr (sizeof(Value) == 4) {
-            return std::bit_cast<Value>(__ldcs(reinterpret_cast<const unsigned int*>(from)));
-        } else if constexpr (sizeof(Value) == 8) {
-            return std::bit_cast<Value>(__ldcs(reinterpret_cast<const uint2*>(from)));
-        } else {
-            static_assert(sizeof(Value) == 16);
-            return std::bit_cast<Value>(__ldcs(reinterpret_cast<const uint4*>(from)));
-        }
-    }
-
-    template <class Value>
-    __host__ __device__ static void store(Value* to, const Value& value) {
-        if constexpr (sizeof(Value) == 16) {
-            *reinterpret_cast<uint4*>(to) = std::bit_cast<uint4>(value);
-        } else if constexpr (sizeof(Value) == 8) {
-            *reinterpret_cast<uint2*>(to) = std::bit_cast<uint2>(value);
-        } else {
-            *to = value;
-        }
-    }
-
-    template <DType Source>
-    __host__ __device__ static float widen(storage_t<Source> value) {
-        if constexpr (Source == DType::float16) {
-            return __half2float(__ushort_as_half(value));
-        } else if constexpr (Source == DType::bfloat16) {
-            return bits::bfloat16_to_float(value);
-        } else {
-            return static_cast<float>(value);
-        }
-    }
-
-    template <DType Source, DType Target, std::uint32_t Count>
-    __host__ __device__ static Vector<storage_t<Target>, Count> convert(const Vector<storage_t<Source>, Count>& from) {
-        Vector<storage_t<Target>, Count> to;
-        if constexpr (Target == DType::float64 || Target == DType::float32) {
-            LITE_EXT_UNROLL
-            for (std::uint32_t i = 0; i < Count; ++i) to.items[i] = widen<Source>(from.items[i]);
-        } else if constexpr (Count == 1) {
-            const float value = widen<Source>(from.items[0]);
-            to.items[0] = Target == DType::float16 ? __half_as_ushort(__float2half_rn(value))
-                                                   : __bfloat16_as_ushort(__float2bfloat16_rn(value));
-        } else {
-            LITE_EXT_UNROLL
-            for (std::uint32_t i = 0; i < Count; i += 2) {
-                const auto pair = narrow<Target>(widen<Source>(from.items[i]), widen<Source>(from.items[i + 1]));
-                to.items[i] = pair.items[0];
-                to.items[i + 1] = pair.items[1];
-            }
-        }
-        return to;
-    }
-
-   private:
-    template <DType Target>
-    __host__ __device__ static Vector<std::uint16_t, 2> narrow(float first, float second) {
-        if constexpr (Target == DType::float16) {
-            const __half2 both = __floats2half2_rn(first, second);
-            return {{ __half_as_ushort(__low2half(both)), __half_as_ushort(__high2half(both)) }};
-        } else {
-            const __nv_bfloat162 both = __floats2bfloat162_rn(first, second);
-            return {{ __bfloat16_as_ushort(__low2bfloat16(both)), __bfloat16_as_ushort(__high2bfloat16(both)) }};
-        }
-    }
-#endif
-};
 
 // 40 registers a thread: six blocks, 1,536 threads, share the registers of one multiprocessor.
 #if CUDART_VERSION >= 12040

@@ -1,0 +1,494 @@
+"""The wrapper: runs a module under a precision, and gives its outputs the dtype that was asked for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.compiler import is_compiling
+
+from lite_ext import tree as reference
+from lite_ext._autocast import FusedAutocast
+from lite_ext._backend import backend
+from lite_ext._lazy import convert_lazily
+from lite_ext._redirect import Redirect, guard_submodules
+from lite_ext.dtypes import DEFAULT_SOURCE_MASK, skip_names, source_mask
+from lite_ext.policy import check_ambiguous_input, check_output_dtype, resolve_input
+from lite_ext.precision import Precision, PrecisionLike, default_dtype, precision
+
+_LAZY = frozenset({GeneratorType, CoroutineType, AsyncGeneratorType})
+
+# Methods of a training loop that run the forward pass, as Lightning names them: marked from the start.
+FORWARD_METHODS = frozenset({"training_step", "validation_step", "test_step", "predict_step"})
+
+_SHARED = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
+
+
+class Inputs(NamedTuple):
+    """What :meth:`LiteModule.convert_output` has to know of the inputs. One a call, never kept."""
+
+    output_dtype: torch.dtype | None  # what the policy asks for; None: keep
+    passthrough: Any = None  # which converted tensor came from which of the caller's
+
+
+class _ForwardOfInner:
+    """``LiteModule.forward`` with the signature of the inner forward, which transformers and others read."""
+
+    def __get__(self, wrapper: LiteModule | None, owner: type | None = None) -> Any:
+        if wrapper is None:
+            return _forward
+        return _forward.__get__(wrapper) if is_compiling() else _BoundForward(wrapper)
+
+
+class _BoundForward:
+    __slots__ = ("__self__",)
+
+    def __init__(self, wrapper: LiteModule) -> None:
+        self.__self__ = wrapper
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _forward(self.__self__, *args, **kwargs)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.__self__._original_module.forward)
+
+    __func__ = property(lambda self: _forward)
+    __name__ = "forward"
+
+
+def _forward(self: LiteModule, *args: Any, **kwargs: Any) -> Any:
+    return self._run(self._forward_module, args, kwargs)
+
+
+class LiteModule(nn.Module):
+    """A module that runs another under a precision and returns its outputs in a dtype that you chose.
+
+    Args:
+        forward_module: The module to run. Not wrapped already.
+        precision: A name such as ``"bf16-mixed"``, or an object; see :func:`lite_ext.precision`. Parameters are left as
+            they are: :func:`setup_module` converts them.
+        output_dtype: ``"default"``: floating outputs go to ``torch.get_default_dtype()``, read on each call;
+            ``"input"``: to the dtype that the floating inputs of the wrapper had; ``"keep"``: nowhere, the output is
+            the very object that the module returned; or a floating ``torch.dtype``.
+        ambiguous_input: With ``"input"``, what to do when the inputs have several floating dtypes or none:
+            ``"error"``, ``"promote"`` (``torch.promote_types`` over them; with none, as ``"default"``), ``"default"``
+            or ``"keep"``.
+        source: The dtypes of outputs that are converted at all; ``None``: float16, bfloat16, float32 and float64.
+        skip_inputs: Names of parameters of the forward, mapping keys and fields whose inputs are not converted.
+        skip_outputs: Names of mapping keys and fields whose outputs are returned as they are.
+        original_module: The module whose names, attributes and state the wrapper shows, where ``forward_module`` is
+            itself a wrapper around it (``DistributedDataParallel``, a compiled module).
+
+    Raises:
+        TypeError: A module is not an ``nn.Module`` or is wrapped already, or an argument is of a wrong type.
+        ValueError: A precision or policy is not known.
+
+    The state is that of the original module, under the same names. Public attributes are read from and written to it.
+    Override :meth:`convert_input` and :meth:`convert_output` for a policy of your own.
+
+    Example:
+        >>> model = LiteModule(nn.Linear(2, 2), "bf16-mixed")
+        >>> model(torch.ones(1, 2)).dtype
+        torch.float32
+    """
+
+    _original_module: nn.Module
+    _forward_module: nn.Module
+
+    def __init__(
+        self,
+        forward_module: nn.Module,
+        precision: str | int | PrecisionLike = "32-true",
+        *,
+        output_dtype: str | torch.dtype = "default",
+        ambiguous_input: str = "error",
+        source: Iterable[torch.dtype] | None = None,
+        skip_inputs: Iterable[str] = (),
+        skip_outputs: Iterable[str] = (),
+        original_module: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        original = _unwrap_compiled(forward_module) if original_module is None else original_module
+        for module in (forward_module, original):
+            _check_wrappable(module)
+        own = self.__dict__
+        own["_forward_module"] = forward_module
+        own["_original_module"] = original
+        own["_precision"] = _precision(precision)
+        own["_output_dtype"] = check_output_dtype(output_dtype)
+        own["_ambiguous_input"] = check_ambiguous_input(ambiguous_input)
+        own["_source_mask"] = source_mask(source)
+        own["_skip_inputs"] = skip_names(skip_inputs, "skip_inputs")
+        own["_skip_outputs"] = skip_names(skip_outputs, "skip_outputs")
+        own["_forward_methods"] = set(FORWARD_METHODS)
+        own["training"] = original.training
+        # The wrapper's parameters, buffers and children *are* the module's: one set of names, for whoever asks.
+        for name in _SHARED:
+            own[name] = original.__dict__[name]
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Look up what every call needs; all of it is derived, and none of it is pickled."""
+        own = self.__dict__
+        row = self._precision if type(self._precision) is Precision else None
+        own["_input_dtype"] = None if row is None else row.input_dtype
+        own["_foreign"] = row is None
+        own["_inner_default"] = None if row is None else row.default_dtype
+        own["_autocast"] = None
+        if row is not None and row.autocast_dtype is not None:
+            own["_autocast"] = FusedAutocast(self._original_module, row.autocast_dtype)
+        own["_skip_positions"] = _positions(self._original_module, self._skip_inputs)
+        # Without a dtype to convert to and without a question about the dtypes, the inputs need no walk.
+        own["_walks_inputs"] = self._input_dtype is not None or self._output_dtype == "input"
+        own["_redirect"] = None
+        if self._forward_module is not self._original_module:
+            own["_redirect"] = Redirect(self._original_module)
+
+    # ---------------------------------------------------------------- the forward
+
+    forward = _ForwardOfInner()
+
+    def _run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        args, kwargs, inputs = self.convert_input(args, kwargs)
+        autocast = self._autocast
+        if autocast is not None:
+            saved = autocast.enter()
+            try:
+                output = call(*args, **kwargs)
+            finally:
+                autocast.leave(saved)
+        elif self._foreign or self._inner_default is not None:
+            with self._context():
+                output = call(*args, **kwargs)
+        else:
+            output = call(*args, **kwargs)
+        if type(output) in _LAZY:
+            return convert_lazily(output, self._context, lambda item: self.convert_output(item, inputs))
+        return self.convert_output(output, inputs)
+
+    def _context(self) -> AbstractContextManager[Any]:
+        """Return what the forward runs under, as a context manager."""
+        if self._foreign:
+            return self._precision.forward_context()
+        if self._autocast is not None:
+            return self._autocast.context()
+        return nullcontext() if self._inner_default is None else default_dtype(self._inner_default)
+
+    def convert_input(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any], Inputs]:
+        """Return the arguments for the inner forward, and what :meth:`convert_output` has to know of them.
+
+        Args:
+            args: The positional arguments of the call. Never changed.
+            kwargs: Its keyword arguments. Never changed.
+
+        Returns:
+            The arguments with floating tensors in the dtype of the precision (except those of ``skip_inputs``), and an
+            :class:`Inputs` with the dtype that the policy asks of the outputs.
+
+        Raises:
+            ValueError: ``output_dtype="input"``, ``ambiguous_input="error"``, and the inputs do not have exactly one
+                floating dtype.
+
+        Override it to change what goes in, and pass on the ``Inputs`` of ``super().convert_input(args, kwargs)``.
+        """
+        if not self._walks_inputs:
+            if self._foreign:
+                args, kwargs = self._precision.convert_input((args, kwargs))
+            return args, kwargs, Inputs(self._fixed_output_dtype())
+        held = {at: args[at] for at in self._skip_positions if at < len(args)}
+        shown = tuple(None if at in held else arg for at, arg in enumerate(args)) if held else args
+        convert_inputs = reference.convert_inputs if is_compiling() else backend.convert_inputs
+        (new_args, new_kwargs), seen, passthrough = convert_inputs(
+            (shown, kwargs), self._input_dtype, DEFAULT_SOURCE_MASK, self._skip_inputs
+        )
+        if self._output_dtype == "input":
+            wanted = resolve_input(seen, self._ambiguous_input, lambda: self._paths(shown, kwargs))
+        else:
+            wanted = self._fixed_output_dtype()
+        if held:
+            new_args = tuple(held.get(at, arg) for at, arg in enumerate(new_args))
+        if self._foreign:
+            new_args, new_kwargs = self._precision.convert_input((new_args, new_kwargs))
+        return new_args, new_kwargs, Inputs(wanted, passthrough)
+
+    def convert_output(self, output: Any, inputs: Inputs) -> Any:
+        """Return the output of the inner forward with floating tensors in the dtype that the policy asks for.
+
+        Args:
+            output: Any nest; see :func:`lite_ext.convert` for what is converted in it.
+            inputs: From :meth:`convert_input`.
+
+        Override it for a policy of your own; ``super().convert_output(part, inputs)`` converts a part of the output.
+        """
+        dtype, passthrough = inputs
+        if dtype is None:
+            return output
+        convert = reference.convert if is_compiling() else backend.convert
+        return convert(output, dtype, self._source_mask, self._skip_outputs, passthrough)
+
+    def _fixed_output_dtype(self) -> torch.dtype | None:
+        wanted = self._output_dtype
+        if wanted == "default":
+            return torch.get_default_dtype()
+        return wanted if isinstance(wanted, torch.dtype) else None
+
+    def _paths(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[torch.dtype, str]:
+        found = reference.floating_paths(kwargs, self._skip_inputs, "kwargs")
+        return {**found, **reference.floating_paths(args, self._skip_inputs, "args")}
+
+    # ---------------------------------------------------------------- methods that run the forward pass
+
+    def mark_forward_method(self, method: str | Callable[..., Any]) -> None:
+        """Make calls of this method of the module go through the wrapper, as its forward does.
+
+        Args:
+            method: The method or its name. Its inputs and outputs are converted, it runs under the precision, and
+                where ``forward_module`` is another module (such as DDP) it goes through that module's forward.
+
+        Raises:
+            TypeError: ``method`` is neither a string nor a method.
+            AttributeError: The module has no such method.
+
+        The name and the meaning follow Lightning Fabric.
+        """
+        name = method if isinstance(method, str) else getattr(method, "__name__", None)
+        if not isinstance(name, str):
+            raise TypeError(f"mark_forward_method takes a method or its name, got {method!r}")
+        if not callable(inspect.getattr_static(type(self._original_module), name, None)):
+            raise AttributeError(f"{type(self._original_module).__name__} has no method {name!r} to mark")
+        self._forward_methods.add(name)
+
+    def _call_marked(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._redirect is None:
+            return self._run(method, args, kwargs)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self._redirect(method):
+                return self._forward_module(*args, **kwargs)
+
+        return self._run(call, args, kwargs)
+
+    # ---------------------------------------------------------------- the original module, seen through the wrapper
+
+    @property
+    def module(self) -> nn.Module:
+        """The original module."""
+        return self._original_module
+
+    @property
+    def precision(self) -> Precision | PrecisionLike:
+        """The precision that the module runs under."""
+        return self._precision
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the first floating parameter, or of the first buffer, or the default dtype."""
+        for tensor in (*self._original_module.parameters(), *self._original_module.buffers()):
+            if tensor.is_floating_point():
+                return tensor.dtype
+        return torch.get_default_dtype()
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the first parameter, or of the first buffer, or the CPU."""
+        for tensor in (*self._original_module.parameters(), *self._original_module.buffers()):
+            return tensor.device
+        return torch.device("cpu")
+
+    def __getattr__(self, name: str) -> Any:
+        own = self.__dict__
+        original = own.get("_original_module")
+        # Private and special names are the wrapper's own business: copy, pickle and hasattr must see the wrapper.
+        if name.startswith("_") or original is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        value = getattr(original, name)
+        if inspect.ismethod(value) and value.__self__ is original:
+            if name in self._forward_methods:
+                return _Method(self, value, True)
+            if self._redirect is not None:
+                return _Method(self, value, False)
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        original = self.__dict__.get("_original_module")
+        if original is None or name.startswith("_") or name in self.__dict__ or hasattr(type(self), name):
+            super().__setattr__(name, value)
+        else:
+            setattr(original, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name.startswith("_") or name in self.__dict__:
+            super().__delattr__(name)
+        else:
+            delattr(self._original_module, name)
+
+    def __dir__(self) -> list[str]:
+        public = (name for name in dir(self._original_module) if not name.startswith("_"))
+        return sorted({*super().__dir__(), *public})
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.forward)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the state of the original module, under its own names. As :meth:`torch.nn.Module.state_dict`."""
+        return self._original_module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load the state of the original module. As :meth:`torch.nn.Module.load_state_dict`."""
+        return self._original_module.load_state_dict(state_dict, strict=strict, assign=assign)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        # Called where a parent loads its own state; its loop over our children then reaches the module's.
+        self._original_module._load_from_state_dict(*args, **kwargs)
+
+    def train(self, mode: bool = True) -> LiteModule:
+        """Set training mode, or evaluation mode, on the wrapper and on the modules below it."""
+        self._forward_module.train(mode)
+        self.training = mode
+        return self
+
+    def apply(self, fn: Callable[[nn.Module], None]) -> LiteModule:
+        """Apply ``fn`` to every module below the wrapper, the original included, and to the wrapper."""
+        self._forward_module.apply(fn)
+        fn(self)
+        return self
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> LiteModule:
+        self._forward_module._apply(fn, recurse)
+        return self
+
+    def requires_grad_(self, requires_grad: bool = True) -> LiteModule:
+        """Set ``requires_grad`` of all parameters."""
+        self._original_module.requires_grad_(requires_grad)
+        return self
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients of all parameters."""
+        self._original_module.zero_grad(set_to_none)
+
+    def __repr__(self) -> str:
+        lines = repr(self._forward_module).replace("\n", "\n  ")
+        name = self._precision.name if isinstance(self._precision, Precision) else repr(self._precision)
+        settings = [f"precision={name!r}" if isinstance(self._precision, Precision) else f"precision={name}"]
+        settings.append(f"output_dtype={self._output_dtype!r}")
+        if self._output_dtype == "input":
+            settings.append(f"ambiguous_input={self._ambiguous_input!r}")
+        for argument, names in (("skip_inputs", self._skip_inputs), ("skip_outputs", self._skip_outputs)):
+            if names:
+                settings.append(f"{argument}={tuple(sorted(names))!r}")
+        return f"{type(self).__name__}(\n  {', '.join(settings)}\n  (module): {lines}\n)"
+
+    # ---------------------------------------------------------------- copies
+
+    _DERIVED = (
+        "_input_dtype",
+        "_foreign",
+        "_inner_default",
+        "_autocast",
+        "_skip_positions",
+        "_walks_inputs",
+        "_redirect",
+    )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in self._DERIVED}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for name in _SHARED:
+            self.__dict__[name] = self._original_module.__dict__[name]
+        self._prepare()
+
+
+class _Method:
+    """A method of the original module, reached through the wrapper."""
+
+    def __init__(self, wrapper: LiteModule, method: Callable[..., Any], marked: bool) -> None:
+        self.__self__ = wrapper
+        self.__wrapped__ = method
+        self.__name__: str = getattr(method, "__name__", "method")
+        self.__doc__ = method.__doc__
+        self._marked = marked
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._marked:
+            return self.__self__._call_marked(self.__wrapped__, args, kwargs)
+        # A method that runs submodules past the forward module (DDP) would train without its communication.
+        with guard_submodules(self.__self__._original_module, self.__name__):
+            return self.__wrapped__(*args, **kwargs)
+
+
+def _unwrap_compiled(module: Any) -> Any:
+    """Return the module inside one that ``torch.compile`` made, so that names have no prefix."""
+    return module._modules.get("_orig_mod", module) if isinstance(module, nn.Module) else module
+
+
+def _check_wrappable(module: Any) -> None:
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"LiteModule wraps an nn.Module, got {module!r} of type {type(module).__name__}")
+    if isinstance(module, LiteModule):
+        raise TypeError(
+            "the module is a LiteModule already: wrapped twice, its outputs would be converted twice. "
+            "Wrap its .module instead (a wrapper deeper inside is fine)"
+        )
+
+
+def _positions(module: nn.Module, names: frozenset[str]) -> frozenset[int]:
+    """Return which positional arguments of the module's forward have these names."""
+    if not names:
+        return frozenset()
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(module.forward).parameters.values()
+    order = [parameter.name for parameter in parameters if parameter.kind in positional]
+    return frozenset(at for at, name in enumerate(order) if name in names)
+
+
+_precision = precision
+
+
+def setup_module(
+    module: nn.Module,
+    precision: str | int | PrecisionLike,
+    *,
+    output_dtype: str | torch.dtype = "default",
+    ambiguous_input: str = "error",
+    source: Iterable[torch.dtype] | None = None,
+    skip_inputs: Iterable[str] = (),
+    skip_outputs: Iterable[str] = (),
+    original_module: nn.Module | None = None,
+) -> LiteModule:
+    """Return ``module`` wrapped, its parameters converted as the precision asks (``"bf16-true"`` and its like).
+
+    Args:
+        module: Changed in place where its parameters are converted.
+        precision: A name such as ``"bf16-mixed"``, or an object; see :func:`lite_ext.precision`.
+        output_dtype, ambiguous_input, source, skip_inputs, skip_outputs, original_module: As for :class:`LiteModule`.
+
+    Raises:
+        TypeError, ValueError: As :class:`LiteModule`.
+
+    Example:
+        >>> setup_module(nn.Linear(2, 2), "bf16-true").dtype
+        torch.bfloat16
+    """
+    _check_wrappable(module)
+    meant = _precision(precision)
+    return LiteModule(
+        meant.convert_module(module),
+        meant,
+        output_dtype=output_dtype,
+        ambiguous_input=ambiguous_input,
+        source=source,
+        skip_inputs=skip_inputs,
+        skip_outputs=skip_outputs,
+        original_module=original_module,
+    )

@@ -19,6 +19,7 @@ TARGETS: dict[str, float] = {
     "hf-74/noop": 30,
     "tuple-1000/grad": 4,
     "hf-74/grad": 4,
+    "tuple-1000/grad-parameters": 4,
     "large-16M": 1,
 }
 
@@ -82,11 +83,16 @@ def nested_dict(leaf: Callable[..., Tensor], depth: int = 6, width: int = 3) -> 
     return {f"key{i}": nested_dict(leaf, depth - 1, width) for i in range(width)}
 
 
-def in_dtype(make: TreeMaker, dtype: torch.dtype, grad: bool = False) -> Callable[[], Any]:
-    """Return a function that makes the tree with leaves of random numbers in ``dtype``."""
+def in_dtype(make: TreeMaker, dtype: torch.dtype, grad: str = "none") -> Callable[[], Any]:
+    """Return a function that makes the tree with leaves of random numbers in ``dtype``.
+
+    ``grad`` is ``"none"``, ``"output"`` (as a model returns them: with a history) or ``"parameter"`` (without one, so
+    that torch makes an accumulator for each as well).
+    """
 
     def leaf(*shape: int) -> Tensor:
-        return torch.randn(shape).to(dtype).requires_grad_(grad)
+        values = torch.randn(shape).to(dtype).requires_grad_(grad != "none")
+        return values.clone() if grad == "output" else values
 
     return lambda: make(leaf)
 
@@ -109,7 +115,9 @@ def all_cases() -> list[Case]:
     cases += [Case(f"{name}/noop", in_dtype(make, high), high, flat) for name, (make, flat) in TREES.items()]
     for name in ("tuple-1000", "hf-74"):
         make, flat = TREES[name]
-        cases.append(Case(f"{name}/grad", in_dtype(make, low, grad=True), high, flat, grad=True))
+        cases.append(Case(f"{name}/grad", in_dtype(make, low, grad="output"), high, flat, grad=True))
+    make, flat = TREES["tuple-1000"]
+    cases.append(Case("tuple-1000/grad-parameters", in_dtype(make, low, grad="parameter"), high, flat, grad=True))
     large = in_dtype(tuple_of(1, 16 * 2**20), low)
     cases.append(Case("large-16M", large, high, flat=True, peers=LARGE_PEERS))
     many = in_dtype(tuple_of(100_000, 64), low)

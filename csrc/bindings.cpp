@@ -5,10 +5,10 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "autocast.h"
 #include "cast/cpu/cast_cpu.h"
 #include "cast/cpu/storage_pool.h"
 #include "convert.h"
+#include "forward.h"
 #include "tree/kinds.h"
 #include "tree/leaf.h"
 #include "tree/registry.h"
@@ -74,42 +74,61 @@ PyObject* convert_inputs(PyObject* /*module*/, PyObject* const* args, Py_ssize_t
     });
 }
 
-PyObject* enter_autocast(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
-    return guarded([&]() -> PyObject* {
-        if (count != 2 || !PyLong_Check(args[0]) || !THPDtype_Check(args[1])) {
-            wrong_argument("enter_autocast takes (device_type, dtype)");
-        }
-        const long device = PyLong_AsLong(args[0]);
-        if (device < 0 || device >= static_cast<long>(c10::DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES)) {
-            wrong_argument("device_type must be what device_type_number returns");
-        }
-        if (lite_ext::autocast::mode_watches()) Py_RETURN_NONE;
-        return PyLong_FromUnsignedLongLong(lite_ext::autocast::enter(
-            static_cast<c10::DeviceType>(device), reinterpret_cast<THPDtype*>(args[1])->scalar_type));
+constexpr const char* kForwardCapsule = "lite_ext.Forward";
+
+lite_ext::tree::Ref owned(const py::object& object) {
+    return lite_ext::tree::Ref::borrow(object.is_none() ? nullptr : object.ptr());
+}
+
+py::capsule make_forward(const py::object& input_dtype, const py::frozenset& skip_inputs, int policy,
+                         const py::object& output_dtype, std::uint32_t source_mask, const py::frozenset& skip_outputs,
+                         const py::object& autocast_dtype, const py::object& tensors, const py::object& tensor_name,
+                         const py::tuple& hook_dicts) {
+    auto forward = std::make_unique<lite_ext::Forward>();
+    forward->input_dtype = owned(input_dtype);
+    forward->skip_inputs = owned(skip_inputs);
+    forward->policy = static_cast<lite_ext::OutputPolicy>(policy);
+    forward->output_dtype = owned(output_dtype);
+    forward->source_mask = source_mask;
+    forward->skip_outputs = owned(skip_outputs);
+    forward->autocast_dtype = owned(autocast_dtype);
+    forward->tensors = owned(tensors);
+    forward->tensor_name = owned(tensor_name);
+    for (const py::handle hooks : hook_dicts) {
+        if (!PyDict_Check(hooks.ptr())) throw py::type_error("hook_dicts must be dicts");
+        forward->hook_dicts.push_back(lite_ext::tree::Ref::borrow(hooks.ptr()));
+    }
+    return py::capsule(forward.release(), kForwardCapsule, [](PyObject* capsule) {
+        delete static_cast<lite_ext::Forward*>(PyCapsule_GetPointer(capsule, kForwardCapsule));
     });
 }
 
-PyObject* leave_autocast(PyObject* /*module*/, PyObject* saved) {
-    return guarded([&]() -> PyObject* {
-        const unsigned long long value = PyLong_AsUnsignedLongLong(saved);
-        if (value == static_cast<unsigned long long>(-1) && PyErr_Occurred() != nullptr) throw PythonError();
-        lite_ext::autocast::leave(value);
-        Py_RETURN_NONE;
+// What run_forward returns where it declines: an object that no module can return.
+PyObject* declined = nullptr;
+
+PyObject* run_forward(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
+    return guarded([&] {
+        if (count != 5 || !PyTuple_CheckExact(args[3]) || !PyDict_CheckExact(args[4])) {
+            wrong_argument("run_forward takes (forward, wrapper, call, args, kwargs)");
+        }
+        void* forward = PyCapsule_GetPointer(args[0], kForwardCapsule);
+        if (forward == nullptr) throw PythonError();
+        lite_ext::tree::Ref output =
+            lite_ext::run_forward(*static_cast<lite_ext::Forward*>(forward), args[1], args[2], args[3], args[4]);
+        return output ? output.release() : Py_NewRef(declined);
     });
 }
 
 PyMethodDef fast_functions[] = {
+    {"run_forward", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(run_forward)), METH_FASTCALL,
+     "run_forward(forward, wrapper, call, args, kwargs, /)\n--\n\n"
+     "Run a wrapped forward, or return DECLINED where only the general way will do."},
     {"convert", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(convert)), METH_FASTCALL,
      "convert(tree, dtype, source_mask, skip, passthrough=None, /)\n--\n\nConvert the floating tensors of a "
      "tree."},
     {"convert_inputs", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(convert_inputs)), METH_FASTCALL,
      "convert_inputs(tree, dtype, source_mask, skip, /)\n--\n\n"
      "Convert a tree of inputs; return it with the dtypes seen and a handle to its originals."},
-    {"enter_autocast", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(enter_autocast)), METH_FASTCALL,
-     "enter_autocast(device_type, dtype, /)\n--\n\nEnter autocast as torch.autocast does; return what to "
-     "leave with."},
-    {"leave_autocast", leave_autocast, METH_O,
-     "leave_autocast(saved, /)\n--\n\nLeave autocast as torch.autocast does."},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -173,14 +192,19 @@ PYBIND11_MODULE(_C, m) {
         throw py::error_already_set();
     }
     if (PyModule_AddFunctions(m.ptr(), fast_functions) < 0) throw py::error_already_set();
+    declined = py::module_::import("builtins").attr("object")().release().ptr();
+    m.attr("DECLINED") = py::handle(declined);
     m.attr("MAX_DEPTH") = lite_ext::tree::kMaxDepth;
     m.def("cast_tensors", cast_tensors, py::arg("tensors"), py::arg("dtype"), py::pos_only());
     m.def("register_node", register_node, py::arg("cls"), py::arg("flatten"), py::arg("unflatten"), py::pos_only());
     m.def("counters", counters, "Leaves by the way they were converted, and calls, since the import.");
     m.def("dtype_bit", dtype_bit, py::arg("dtype"), py::pos_only(), "The bit of a dtype in source masks, or 0.");
+    m.def("make_forward", make_forward, py::arg("input_dtype"), py::arg("skip_inputs"), py::arg("policy"),
+          py::arg("output_dtype"), py::arg("source_mask"), py::arg("skip_outputs"), py::arg("autocast_dtype"),
+          py::arg("tensors"), py::arg("tensor_name"), py::arg("hook_dicts"), "What run_forward needs, looked up once.");
     m.def(
         "device_type_number", [](const std::string& type) { return static_cast<int>(c10::Device(type).type()); },
-        py::arg("type"), py::pos_only(), "The number that enter_autocast takes for a device type such as 'cpu'.");
+        py::arg("type"), py::pos_only(), "torch's number for a device type such as 'cpu'.");
     m.def("pool_stats", pool_stats, "What the pool of storages holds and did.");
     m.def("empty_pool", lite_ext::cast::cpu::empty_pool, "Give every kept block back to the system.");
     m.def("set_pool_limit", lite_ext::cast::cpu::set_pool_limit, py::arg("bytes"), py::pos_only(),

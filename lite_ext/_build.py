@@ -80,16 +80,14 @@ def build_info() -> dict[str, Any]:
     """
     from lite_ext import _backend  # the library is loaded after this module
 
-    native = _backend.NAME == "native"
+    native = _backend.native
     info: dict[str, Any] = {
         "version": version(),
         "backend": _backend.NAME,
         "torch": torch.__version__,
-        "built_for": read_info() if native else None,
+        "built_for": None if native is None else read_info(),
     }
-    if native:
-        from lite_ext import _C
-
-        info["cpu_level"] = _C.cpu_level()
-        info["pool"] = _C.pool_stats()
+    if native is not None:
+        info["cpu_level"] = native.cpu_level()
+        info["pool"] = native.pool_stats()
     return info

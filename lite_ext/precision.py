@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch

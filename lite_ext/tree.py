@@ -249,7 +249,9 @@ def convert_inputs(
     for leaf in walk.leaves:
         leaf.result = leaf.source.to(dtype)
     seen = sum(FLOATING_BITS[met] for met in walk.seen)
-    return _rebuild(walk, tree), seen, Passthrough(walk.leaves) if walk.leaves else None
+    # A compiler cannot trace the questions about versions; there, a passed-through input is cast back.
+    remembers = bool(walk.leaves) and not torch.compiler.is_compiling()
+    return _rebuild(walk, tree), seen, Passthrough(walk.leaves) if remembers else None
 
 
 def floating_paths(tree: Any, skip: frozenset[str], root: str = "output") -> dict[torch.dtype, str]:

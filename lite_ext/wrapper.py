@@ -11,20 +11,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.compiler import is_compiling
+from torch.nn.modules import module as module_hooks
 
 from lite_ext import tree as reference
-from lite_ext._autocast import FusedAutocast
-from lite_ext._backend import backend
+from lite_ext._autocast import Autocast
+from lite_ext._backend import backend, native
 from lite_ext._lazy import convert_lazily
 from lite_ext._redirect import Redirect, guard_submodules
 from lite_ext.dtypes import DEFAULT_SOURCE_MASK, skip_names, source_mask
-from lite_ext.policy import check_ambiguous_input, check_output_dtype, resolve_input
+from lite_ext.policy import OUTPUT_DTYPES, check_ambiguous_input, check_output_dtype, resolve_input
 from lite_ext.precision import Precision, PrecisionLike, default_dtype, precision
 
 _LAZY = frozenset({GeneratorType, CoroutineType, AsyncGeneratorType})
 
 # Methods of a training loop that run the forward pass, as Lightning names them: marked from the start.
 FORWARD_METHODS = frozenset({"training_step", "validation_step", "test_step", "predict_step"})
+
+# What a subclass may change about the forward; C++ knows only how LiteModule does it.
+_OVERRIDABLE = ("forward", "convert_input", "convert_output")
 
 _SHARED = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
 
@@ -98,8 +102,11 @@ class LiteModule(nn.Module):
         torch.float32
     """
 
+    # Kept past __setattr__, which would make modules children and write the rest to the original.
     _original_module: nn.Module
     _forward_module: nn.Module
+    _precision: Precision | PrecisionLike
+    _autocast: Autocast | None
 
     def __init__(
         self,
@@ -142,40 +149,82 @@ class LiteModule(nn.Module):
         own["_inner_default"] = None if row is None else row.default_dtype
         own["_autocast"] = None
         if row is not None and row.autocast_dtype is not None:
-            own["_autocast"] = FusedAutocast(self._original_module, row.autocast_dtype)
+            own["_autocast"] = Autocast(self._original_module, row.autocast_dtype)
         own["_skip_positions"] = _positions(self._original_module, self._skip_inputs)
         # Without a dtype to convert to and without a question about the dtypes, the inputs need no walk.
         own["_walks_inputs"] = self._input_dtype is not None or self._output_dtype == "input"
         own["_redirect"] = None
         if self._forward_module is not self._original_module:
             own["_redirect"] = Redirect(self._original_module)
+        own["_fast"] = self._make_fast()
+
+    def _make_fast(self) -> Any:
+        """Return what C++ needs to make the whole call, or ``None`` where it does not know how."""
+        autocast = self._autocast
+        overridden = any(inspect.getattr_static(self, name) is not LiteModule.__dict__[name] for name in _OVERRIDABLE)
+        compiled = self.__dict__.get("_compiled_call_impl") is not None
+        simple = not (self._foreign or self._inner_default is not None or self._skip_positions)
+        if native is None or overridden or compiled or not simple:
+            return None
+        wanted = self._output_dtype
+        tensors, name = (None, None) if autocast is None or autocast.place is None else autocast.place
+        return native.make_forward(
+            self._input_dtype,
+            self._skip_inputs,
+            OUTPUT_DTYPES.index(wanted) if isinstance(wanted, str) else len(OUTPUT_DTYPES),
+            None if isinstance(wanted, str) else wanted,
+            self._source_mask,
+            self._skip_outputs,
+            None if autocast is None else autocast.dtype,
+            tensors,
+            name,
+            tuple(hooks for owner in (self.__dict__, vars(module_hooks)) for hooks in _hook_dicts(owner)),
+        )
 
     # ---------------------------------------------------------------- the forward
 
     forward = _ForwardOfInner()
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module: as :meth:`torch.nn.Module.__call__`, with its hooks."""
+        if not is_compiling() and self._fast is not None:
+            output = native.run_forward(self._fast, self, self._forward_module, args, kwargs)
+            if output is not native.DECLINED:
+                return output
+        return super().__call__(*args, **kwargs)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the forward in place. As :meth:`torch.nn.Module.compile`."""
+        super().compile(*args, **kwargs)
+        self.__dict__["_fast"] = None
+
+    def _takes_autocast(self, device: int) -> bool:
+        autocast = self._autocast
+        device_type = "" if autocast is None else autocast.device_type()
+        return (
+            autocast is not None and native.device_type_number(device_type) == device and autocast.is_taken(device_type)
+        )
+
+    def _resolve(self, seen: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
+        return resolve_input(seen, self._ambiguous_input, lambda: self._paths(args, kwargs))
+
+    def _convert_lazily(self, output: Any, dtype: torch.dtype | None, passthrough: Any) -> Any:
+        inputs = Inputs(dtype, passthrough)
+        return convert_lazily(output, self._context, lambda item: self.convert_output(item, inputs))
+
     def _run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args, kwargs, inputs = self.convert_input(args, kwargs)
-        autocast = self._autocast
-        if autocast is not None:
-            saved = autocast.enter()
-            try:
-                output = call(*args, **kwargs)
-            finally:
-                autocast.leave(saved)
-        elif self._foreign or self._inner_default is not None:
-            with self._context():
-                output = call(*args, **kwargs)
-        else:
+        with self._context():
             output = call(*args, **kwargs)
         if type(output) in _LAZY:
-            return convert_lazily(output, self._context, lambda item: self.convert_output(item, inputs))
+            return self._convert_lazily(output, *inputs)
         return self.convert_output(output, inputs)
 
     def _context(self) -> AbstractContextManager[Any]:
         """Return what the forward runs under, as a context manager."""
         if self._foreign:
-            return self._precision.forward_context()
+            context: AbstractContextManager[Any] = self._precision.forward_context()
+            return context
         if self._autocast is not None:
             return self._autocast.context()
         return nullcontext() if self._inner_default is None else default_dtype(self._inner_default)
@@ -209,10 +258,8 @@ class LiteModule(nn.Module):
         (new_args, new_kwargs), seen, passthrough = convert_inputs(
             (shown, kwargs), self._input_dtype, DEFAULT_SOURCE_MASK, self._skip_inputs
         )
-        if self._output_dtype == "input":
-            wanted = resolve_input(seen, self._ambiguous_input, lambda: self._paths(shown, kwargs))
-        else:
-            wanted = self._fixed_output_dtype()
+        from_inputs = self._output_dtype == "input"
+        wanted = self._resolve(seen, shown, kwargs) if from_inputs else self._fixed_output_dtype()
         if held:
             new_args = tuple(held.get(at, arg) for at, arg in enumerate(new_args))
         if self._foreign:
@@ -321,6 +368,8 @@ class LiteModule(nn.Module):
         original = self.__dict__.get("_original_module")
         if original is None or name.startswith("_") or name in self.__dict__ or hasattr(type(self), name):
             super().__setattr__(name, value)
+            if name in _OVERRIDABLE:
+                self.__dict__["_fast"] = None
         else:
             setattr(original, name, value)
 
@@ -332,7 +381,7 @@ class LiteModule(nn.Module):
 
     def __dir__(self) -> list[str]:
         public = (name for name in dir(self._original_module) if not name.startswith("_"))
-        return sorted({*super().__dir__(), *public})
+        return sorted({*object.__dir__(self), *public})
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -363,7 +412,7 @@ class LiteModule(nn.Module):
         return self
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> LiteModule:
-        self._forward_module._apply(fn, recurse)
+        self._forward_module._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
     def requires_grad_(self, requires_grad: bool = True) -> LiteModule:
@@ -397,13 +446,14 @@ class LiteModule(nn.Module):
         "_skip_positions",
         "_walks_inputs",
         "_redirect",
+        "_fast",
     )
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in self._DERIVED}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         for name in _SHARED:
             self.__dict__[name] = self._original_module.__dict__[name]
         self._prepare()
@@ -440,6 +490,13 @@ def _check_wrappable(module: Any) -> None:
             "the module is a LiteModule already: wrapped twice, its outputs would be converted twice. "
             "Wrap its .module instead (a wrapper deeper inside is fine)"
         )
+
+
+def _hook_dicts(space: Mapping[str, Any]) -> Iterator[dict[int, Any]]:
+    """Yield the hooks of a module, or those that torch keeps for all modules."""
+    for name, value in space.items():
+        if isinstance(value, dict) and name.endswith("_hooks") and ("_forward" in name or "_backward" in name):
+            yield value
 
 
 def _positions(module: nn.Module, names: frozenset[str]) -> frozenset[int]:

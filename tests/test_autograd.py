@@ -23,7 +23,7 @@ def weights(count: int, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tenso
     return [torch.full((3,), float(i + 1), dtype=dtype, requires_grad=True) for i in range(count)]
 
 
-@pytest.mark.parametrize(("source", "target"), itertools.permutations(DTYPES, 2))
+@pytest.mark.parametrize(("source", "target"), list(itertools.permutations(DTYPES, 2)))
 def test_gradients_come_back_in_the_dtype_of_the_source(backend: Any, source: torch.dtype, target: torch.dtype) -> None:
     ours, theirs = weights(2, source), weights(2, source)
     converted = lite_ext.convert({"a": ours[0], "b": [ours[1] * 2]}, target)

@@ -33,7 +33,7 @@ TORCH_CUDA = r"ATen/cuda/.*|c10/cuda/.*"
 ROOMS = (
     Room(r"csrc/dtype\.h", ()),
     Room(r"csrc/bindings\.cpp", (r"csrc/.*", PYTHON, TORCH, r"torch/csrc/.*", r"torch/library\.h")),
-    Room(r"csrc/(convert|leaf_facts)\.(h|cpp)", (r"csrc/.*", PYTHON, TORCH, r"torch/csrc/.*")),
+    Room(r"csrc/(convert|forward|leaf_facts)\.(h|cpp)", (r"csrc/.*", PYTHON, TORCH, r"torch/csrc/.*")),
     Room(r"csrc/autocast\.(h|cpp)", (r"csrc/autocast\.h", TORCH)),
     Room(
         r"csrc/tree/leaf\.h",

@@ -17,7 +17,7 @@ AMBIGUOUS_INPUTS = ("error", "promote", "default", "keep")
 def _choose(value: Any, names: tuple[str, ...], argument: str, also: str = "") -> str:
     if value in names:
         return str(value)
-    near = difflib.get_close_matches(value, names, n=1, cutoff=0.3)
+    near = difflib.get_close_matches(value.lower(), names, n=1, cutoff=0.3)
     hint = f": did you mean {near[0]!r}?" if near else "."
     raise ValueError(f"{argument}={value!r} is not known{hint} Valid: {', '.join(map(repr, names))}{also}")
 

@@ -130,7 +130,7 @@ def precision(spec: str | int | PrecisionLike) -> Precision | PrecisionLike:
         name = ALIASES.get(spec, spec)
         if name in TABLE:
             return Precision(str(name))
-        near = difflib.get_close_matches(str(spec), [*TABLE, *map(str, ALIASES)], n=1, cutoff=0.3)
+        near = difflib.get_close_matches(str(spec).lower(), [*TABLE, *map(str, ALIASES)], n=1, cutoff=0.3)
         hint = f": did you mean {near[0]!r}?" if near else "."
         raise ValueError(f"precision {spec!r} is not known{hint} Valid: {', '.join(map(repr, [*TABLE, *ALIASES]))}")
     if isinstance(spec, type) or not isinstance(spec, PrecisionLike):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import lite_ext
-from lite_ext import LiteModule, Precision, setup_module
+from lite_ext import LiteModule, Precision
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
@@ -124,7 +124,7 @@ def test_neither_a_name_nor_a_precision(spec: Any) -> None:
 def test_inside_and_after_the_forward(name: str) -> None:
     parameters, inputs, autocast, inner_default = ROWS[name]
     probe = Probe()
-    model = setup_module(probe, name)
+    model = lite_ext.setup_module(probe, name)
     assert model.precision == lite_ext.precision(name)
     assert probe.weight.dtype == (parameters or F32)
     assert probe.steps.dtype == torch.int64
@@ -140,7 +140,7 @@ def test_inside_and_after_the_forward(name: str) -> None:
 @pytest.mark.parametrize("name", ROWS)
 def test_forward_that_raises_leaves_nothing_behind(name: str) -> None:
     probe = Probe()
-    model = setup_module(probe, name)
+    model = lite_ext.setup_module(probe, name)
     with pytest.raises(ArithmeticError, match="inside the forward"):
         model(torch.ones(1, 2), fail=True)
     assert probe.seen["made"] == (ROWS[name][3] or F32)
@@ -152,7 +152,7 @@ def test_forward_that_raises_leaves_nothing_behind(name: str) -> None:
 @pytest.mark.usefixtures("default")
 def test_default_dtype_of_the_caller_is_the_output_dtype_and_is_restored(name: str) -> None:
     probe = Probe()
-    model = setup_module(probe, name)
+    model = lite_ext.setup_module(probe, name)
     x = torch.ones(1, 2)
     torch.set_default_dtype(F64)
     assert model(x).dtype == F64  # read on the call, not when the wrapper was made
@@ -164,7 +164,7 @@ def test_constructor_leaves_parameters_and_setup_converts_them_in_place() -> Non
     probe = Probe()
     weight = probe.weight
     assert LiteModule(probe, "bf16-true").dtype == F32
-    assert setup_module(probe, "bf16-true").module is probe
+    assert lite_ext.setup_module(probe, "bf16-true").module is probe
     assert probe.weight is weight
     assert weight.dtype == BF16
 
@@ -214,7 +214,7 @@ def test_foreign_precision() -> None:
     foreign = Halves()
     assert lite_ext.precision(foreign) is foreign
     probe = Probe()
-    model = setup_module(probe, foreign)
+    model = lite_ext.setup_module(probe, foreign)
     assert model.precision is foreign
     assert probe.weight.dtype == F16
     assert model(torch.ones(1, 2)).dtype == F32
@@ -229,7 +229,7 @@ def test_foreign_precision() -> None:
 
 def test_foreign_precision_with_the_dtype_of_the_inputs() -> None:
     probe = Probe()
-    model = setup_module(probe, Halves(), output_dtype="input")
+    model = lite_ext.setup_module(probe, Halves(), output_dtype="input")
     assert model(torch.ones(1, 2, dtype=F64)).dtype == F64
     assert probe.seen["input"] == F16
     with pytest.raises(ValueError, match="the inputs hold no floating tensor"):
@@ -246,7 +246,7 @@ def test_foreign_precision_lacking_a_method(missing: str) -> None:
 
 def test_mixed_float16_trains_with_a_grad_scaler() -> None:
     inner = nn.Linear(4, 1)
-    model = setup_module(inner, "16-mixed")
+    model = lite_ext.setup_module(inner, "16-mixed")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     x = torch.randn(32, 4)

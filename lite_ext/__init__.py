@@ -7,6 +7,7 @@ import torch  # noqa: F401  # its libraries must be loaded before ours
 
 from lite_ext._build import build_info
 from lite_ext.convert import cast_tensors, convert, register_node
+from lite_ext.pool import empty_pool, pool_stats, set_pool_limit
 from lite_ext.precision import Precision, precision
 from lite_ext.wrapper import LiteModule, setup_module
 
@@ -19,7 +20,10 @@ __all__ = [
     "build_info",
     "cast_tensors",
     "convert",
+    "empty_pool",
+    "pool_stats",
     "precision",
     "register_node",
+    "set_pool_limit",
     "setup_module",
 ]

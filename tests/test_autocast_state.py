@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from lite_ext import LiteModule
 
@@ -146,44 +147,35 @@ def test_exception(error: type[BaseException]) -> None:
     assert fails(by_wrapper) == fails(by_torch)
 
 
-def weight_casts(run: Callable[[torch.dtype, Body], Any], calls: int, outside: bool) -> int:
-    """Count the casts of one weight used twice in each of several calls: the cache of autocast saves the others."""
-    weight = nn.Parameter(torch.ones(4, 4))
-    x = torch.ones(4, 4, dtype=BF16)
-    graphs = set()
-
-    def body() -> None:
-        for _ in range(2):
-            cast = torch.mm(x, weight).grad_fn.next_functions[1][0]  # type: ignore[union-attr]
-            kept.append(cast)
-            graphs.add(cast)
-
-    kept: list[Any] = []
-    with torch.autocast("cpu", dtype=BF16, enabled=outside):
-        for _ in range(calls):
-            run(BF16, body)
-    return len(graphs)
+def weight_cast(x: torch.Tensor, weight: torch.Tensor) -> Any:
+    """Return the autograd node of the cast of ``weight`` that autocast makes, or finds in its cache."""
+    return torch.mm(x, weight).grad_fn.next_functions[1][0]  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(("calls", "outside", "casts"), [(1, False, 1), (3, False, 1), (3, True, 1)])
-def test_cache_within_an_outer_block_lives_as_long_as_the_block(calls: int, outside: bool, casts: int) -> None:
-    assert weight_casts(by_torch, calls, outside) == casts
-    assert weight_casts(by_wrapper, calls, outside) == casts
+@pytest.mark.parametrize("enabled", [False, True])
+def test_cache_lives_as_long_as_the_outermost_block(enabled: bool) -> None:
+    for run in (by_torch, by_wrapper):
+        weight = nn.Parameter(torch.ones(4, 4))
+        x = torch.ones(4, 4, dtype=BF16)
+        casts: list[Any] = []
+        with torch.autocast("cpu", dtype=BF16, enabled=enabled):
+            for _ in range(3):
+                run(BF16, lambda: casts.extend(weight_cast(x, weight) for _ in range(2)))  # noqa: B023
+        assert len(casts) == 6
+        assert len(set(casts)) == 1
+        run(BF16, lambda: casts.append(weight_cast(x, weight)))  # noqa: B023
+        assert len(set(casts)) == 2
 
 
 def test_cache_is_cleared_when_the_outermost_block_ends() -> None:
     weight = nn.Parameter(torch.ones(4, 4))
     x = torch.ones(4, 4, dtype=BF16)
-    kept: list[Any] = []
-
-    def body() -> None:
-        kept.append(torch.mm(x, weight).grad_fn.next_functions[1][0])  # type: ignore[union-attr]
-
     for run in (by_torch, by_wrapper):
-        kept.clear()
-        run(BF16, body)
-        run(BF16, body)
-        assert kept[0] is not kept[1]
+        casts: list[Any] = []
+        run(BF16, lambda: casts.extend(weight_cast(x, weight) for _ in range(2)))  # noqa: B023
+        run(BF16, lambda: casts.append(weight_cast(x, weight)))  # noqa: B023
+        assert casts[0] is casts[1]
+        assert casts[0] is not casts[2]
 
 
 def test_changed_weight_is_seen_by_the_next_call() -> None:
@@ -222,24 +214,19 @@ def test_threads_have_a_state_each(threads: int) -> None:
     assert not torch.is_autocast_enabled("cpu")
 
 
-class Watches(torch.overrides.TorchFunctionMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[str] = []
+def test_graph_of_an_export_holds_autocast() -> None:
+    inner = nn.Linear(2, 2)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.calls.append(func.__name__)
-        return func(*args, **(kwargs or {}))
+    def with_torch(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=BF16):
+            return inner(x.to(BF16)).to(F32)
 
-
-def test_a_torch_function_mode_sees_autocast() -> None:
-    watched = []
-    for run in (by_torch, by_wrapper):
-        with Watches() as mode:
-            run(BF16, lambda: None)
-        watched.append([name for name in mode.calls if "autocast" in name])
-    assert watched[0] == watched[1]
-    assert watched[0]
+    for function in (with_torch, LiteModule(inner, "bf16-mixed")):
+        graph = make_fx(function, pre_dispatch=True)(torch.ones(1, 2)).graph
+        names = [str(node.target) for node in graph.nodes]
+        entered = [node.args for node in graph.nodes if "_enter_autocast" in str(node.target)]
+        assert [args[:3] for args in entered] == [("cpu", BF16, True)]
+        assert sum("_exit_autocast" in name for name in names) == 1
 
 
 # -------------------------------------------------------------------- the device

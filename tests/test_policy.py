@@ -223,7 +223,9 @@ def upcast(output: Any) -> Any:
     return output
 
 
-@pytest.mark.parametrize("value", [upcast, lambda output: output, functools.partial(upcast), torch.float, nn.Identity()])
+@pytest.mark.parametrize(
+    "value", [upcast, lambda output: output, functools.partial(upcast), torch.float, nn.Identity()]
+)
 def test_callables_are_refused(value: Any) -> None:
     if isinstance(value, torch.dtype):  # a dtype is not mistaken for one
         assert LiteModule(Returns(), output_dtype=value)(ones(F16))["y"].dtype == F32
@@ -256,7 +258,9 @@ def test_ambiguous_input_of_another_type(value: Any) -> None:
 def test_names_to_skip_are_checked(argument: str) -> None:
     with pytest.raises(TypeError) as caught:
         LiteModule(Returns(), **{argument: "cache"})
-    assert str(caught.value) == f"{argument} must be a collection of names, got the lone string 'cache': write ('cache',)"
+    assert (
+        str(caught.value) == f"{argument} must be a collection of names, got the lone string 'cache': write ('cache',)"
+    )
     with pytest.raises(TypeError, match=f"every item of {argument} must be a string, got 3 of type int"):
         LiteModule(Returns(), **{argument: ["cache", 3]})
     with pytest.raises(TypeError, match=f"{argument} must be a collection of names, got None of type NoneType"):

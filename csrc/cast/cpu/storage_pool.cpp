@@ -168,6 +168,16 @@ Cache::~Cache() {
     std::erase(caches().all, this);
 }
 
+bool enabled_at_start() {
+    const char* setting = std::getenv("LITE_EXT_POOL");
+    return setting == nullptr || std::string_view(setting) != "0";
+}
+
+bool enabled() {
+    static const bool at_start = enabled_at_start();
+    return at_start && limit.load(std::memory_order_relaxed) != 0;
+}
+
 [[gnu::noinline]] Cache* make_cache() {
     if (thread_ended) return nullptr;
     thread_local Cache cache;
@@ -186,17 +196,7 @@ void* take(std::size_t index) {
 
 void give(std::size_t index, void* block) {
     Cache* cache = thread_cache();
-    if (cache == nullptr || !cache->give(index, block)) c10::free_cpu(block);
-}
-
-bool enabled_at_start() {
-    const char* setting = std::getenv("LITE_EXT_POOL");
-    return setting == nullptr || std::string_view(setting) != "0";
-}
-
-bool enabled() {
-    static const bool at_start = enabled_at_start();
-    return at_start && limit.load(std::memory_order_relaxed) != 0;
+    if (cache == nullptr || !enabled() || !cache->give(index, block)) c10::free_cpu(block);
 }
 
 // One deleter a class: the class is all that has to be remembered of a block.

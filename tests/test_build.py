@@ -1,0 +1,152 @@
+"""What the library was built for: shown, and compared with the torch that runs before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import lite_ext
+from lite_ext import _build
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` in a new interpreter, away from the checkout."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+        cwd="/",
+    )
+
+
+def test_build_info_names_what_runs() -> None:
+    info = lite_ext.build_info()
+    assert info["backend"] == "native"
+    assert info["torch"] == torch.__version__
+    assert info["version"] == lite_ext.__version__
+    assert re.fullmatch(r"\d+\.\d+\.\d+.*", info["version"])
+    assert info["built_for"]["torch"].split("+")[0].split(".")[:2] == torch.__version__.split("+")[0].split(".")[:2]
+    assert "cpu" in info["built_for"]["kernels"]
+    assert info["cpu_level"] in {"baseline", "avx2"}
+
+
+def test_info_command() -> None:
+    command = [sys.executable, "-m", "lite_ext", "info"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert f"version: {lite_ext.__version__}" in text
+    assert f"  torch: {lite_ext.build_info()['built_for']['torch']}" in text
+    as_json = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)
+    assert as_json["version"] == lite_ext.__version__
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"torch": "2.0.1+cpu"},
+        {"cuda": "11.8"},
+        {"cxx11_abi": not torch.compiled_with_cxx11_abi()},
+        {"python": "cpython-27"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_another_build_is_refused(change: dict[str, Any]) -> None:
+    built = {**_build.read_info(), **change}
+    with pytest.raises(ImportError) as caught:
+        _build.check(built)
+    message = str(caught.value)
+    assert message.startswith(f"lite_ext was compiled for torch {built['torch']} (CUDA {built['cuda']}, ")
+    assert f"torch {torch.__version__} " in message
+    assert "pip install --force-reinstall --no-deps --no-build-isolation --no-cache-dir lite_ext" in message
+
+
+def test_another_patch_release_is_accepted() -> None:
+    major, minor = torch.__version__.split(".")[:2]
+    _build.check({**_build.read_info(), "torch": f"{major}.{minor}.99+other"})
+
+
+def test_without_a_build(tmp_path: Path) -> None:
+    with pytest.raises(ImportError, match=r"is not compiled in .*pip install --no-build-isolation -e"):
+        _build.read_info(tmp_path / "_build_info.json")
+
+
+def test_mismatch_is_found_before_the_library_is_loaded() -> None:
+    code = (
+        "import sys, torch\n"
+        "torch.__version__ = '1.0.0+cpu'\n"
+        "try:\n    import lite_ext\nexcept ImportError as error:\n"
+        "    assert 'lite_ext._C' not in sys.modules\n    print(error)"
+    )
+    result = run(code)
+    assert "this is torch 1.0.0+cpu" in result.stdout, result.stderr
+
+
+def test_unknown_backend() -> None:
+    result = run("import lite_ext", LITE_EXT_BACKEND="fast")
+    assert result.returncode != 0
+    assert "LITE_EXT_BACKEND='fast' is not a backend; use one of: native, python" in result.stderr
+
+
+def test_python_backend_needs_no_library() -> None:
+    code = (
+        "import sys, torch, lite_ext\n"
+        "assert 'lite_ext._C' not in sys.modules\n"
+        "assert lite_ext.convert([torch.ones(2)], torch.float16)[0].dtype is torch.float16\n"
+        "assert lite_ext.LiteModule(torch.nn.Linear(2, 2), 'bf16-mixed')(torch.ones(1, 2)).dtype is torch.float32\n"
+        "assert lite_ext.pool_stats() == {'enabled': False}\n"
+        "print(lite_ext.build_info()['backend'])"
+    )
+    result = run(code, LITE_EXT_BACKEND="python")
+    assert result.stdout.strip() == "python", result.stderr
+
+
+def test_import_does_not_initialise_cuda_and_a_fork_works() -> None:
+    code = (
+        "import os, torch, lite_ext\n"
+        "assert not torch.cuda.is_initialized()\n"
+        "lite_ext.convert(torch.ones(2), torch.float16)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    ok = lite_ext.convert(torch.ones(2), torch.float16).dtype is torch.float16\n"
+        "    os._exit(0 if ok else 1)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0\n"
+        "print('done')"
+    )
+    result = run(code)
+    assert result.stdout.strip() == "done", result.stderr
+
+
+def test_one_openmp_runtime_is_loaded() -> None:
+    code = (
+        "import torch, lite_ext\n"
+        "maps = open('/proc/self/maps').read().split()\n"
+        "print(len({path for path in maps if 'libgomp' in path or 'libiomp' in path or 'libomp' in path}))"
+    )
+    if not Path("/proc/self/maps").exists():
+        pytest.skip("no /proc here")
+    assert run(code).stdout.strip() == "1"
+
+
+def test_stub_names_what_the_library_has() -> None:
+    from lite_ext import _C
+
+    stub = (ROOT / "lite_ext" / "_C.pyi").read_text()
+    declared = set(re.findall(r"^(?:def )?(\w+)(?:\(|: )", stub, re.MULTILINE))
+    assert declared == {name for name in dir(_C) if not name.startswith("__")}
+
+
+def test_source_list_is_complete() -> None:
+    listed = {line for line in (ROOT / "csrc" / "sources.txt").read_text().splitlines() if line and line[0] != "#"}
+    found = {str(path.relative_to(ROOT / "csrc")) for path in (ROOT / "csrc").rglob("*.cpp")}
+    assert listed == {path for path in found if not path.startswith(("tests/", "cast/cuda/"))}

@@ -1,0 +1,217 @@
+"""The pool of storages, seen from Python: nothing that torch can do with an output may notice it."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import itertools
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import lite_ext
+
+SMALL = 1000  # elements; the block of such an output comes from the pool
+
+
+def make(elements: int = SMALL) -> Tensor:
+    """Convert a tensor of ones."""
+    return lite_ext.convert(torch.ones(elements, dtype=torch.bfloat16), torch.float32)
+
+
+@pytest.fixture(autouse=True)
+def fresh_pool() -> Iterator[None]:
+    """Start each test with the default limit and nothing kept."""
+    gc.collect()
+    lite_ext.set_pool_limit(16 * 2**20)
+    yield
+    lite_ext.set_pool_limit(16 * 2**20)
+
+
+def test_memory_of_a_dead_output_is_used_again() -> None:
+    first = make()
+    address = first.data_ptr()
+    del first
+    before = lite_ext.pool_stats()["reused"]
+    assert make().data_ptr() == address
+    assert lite_ext.pool_stats()["reused"] > before
+
+
+def test_living_outputs_never_share_memory() -> None:
+    outputs = [make(1 + index % 300) for index in range(2000)]
+    spans = sorted((o.data_ptr(), o.data_ptr() + o.untyped_storage().nbytes()) for o in outputs)
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+    assert all(torch.equal(o, torch.ones_like(o)) for o in outputs)
+
+
+def test_storage_is_as_large_as_the_output() -> None:
+    assert make(1001).untyped_storage().nbytes() == 4004
+
+
+@pytest.mark.parametrize("keep", ["view", "detach", "numpy", "dlpack", "storage"])
+def test_memory_lives_as_long_as_anything_refers_to_it(keep: str) -> None:
+    output = make()
+    keeping: dict[str, Callable[[Tensor], Any]] = {
+        "view": lambda tensor: tensor[3:7],
+        "detach": lambda tensor: tensor.detach(),
+        "numpy": lambda tensor: tensor.numpy(),
+        "dlpack": torch.from_dlpack,
+        "storage": lambda tensor: tensor.untyped_storage(),
+    }
+    kept = keeping[keep](output)
+    address = output.data_ptr()
+    del output
+    others = [make().fill_(7) for _ in range(5)]
+    assert all(other.data_ptr() != address for other in others)
+    values = torch.tensor(kept, dtype=torch.uint8).view(torch.float32) if keep == "storage" else torch.as_tensor(kept)
+    assert torch.equal(values, torch.ones_like(values))
+
+
+def test_resize_swaps_the_memory() -> None:
+    output = make()
+    output.resize_(100_000).fill_(2)
+    assert output.untyped_storage().nbytes() == 400_000
+    assert output.sum() == 200_000
+
+
+def test_set_and_swapped_data() -> None:
+    first, second = make(), make()
+    first.set_(second)
+    assert first.data_ptr() == second.data_ptr()
+    third = make()
+    third.data = torch.zeros(5)
+    assert third.tolist() == [0.0] * 5
+
+
+def test_share_memory_and_pickle() -> None:
+    output = make()
+    copied = pickle.loads(pickle.dumps(output))
+    assert torch.equal(copied, output)
+    output.share_memory_()
+    assert output.is_shared()
+    assert torch.equal(output, torch.ones(SMALL))
+
+
+def test_deepcopy_of_an_output_has_its_own_memory() -> None:
+    output = make()
+    other = copy.deepcopy(output)
+    other.zero_()
+    assert output.sum() == SMALL
+
+
+def test_limit_is_kept() -> None:
+    lite_ext.set_pool_limit(100_000)
+    outputs = [make() for _ in range(200)]
+    del outputs
+    assert 0 < lite_ext.pool_stats()["kept_bytes"] <= 100_000
+
+
+def test_empty_pool_gives_everything_back() -> None:
+    outputs = [make() for _ in range(10)]
+    del outputs
+    assert lite_ext.pool_stats()["kept_blocks"] > 0
+    lite_ext.empty_pool()
+    assert lite_ext.pool_stats()["kept_blocks"] == 0
+    assert lite_ext.pool_stats()["kept_bytes"] == 0
+
+
+def test_off() -> None:
+    lite_ext.set_pool_limit(0)
+    assert not lite_ext.pool_stats()["enabled"]
+    outputs = [make() for _ in range(10)]
+    del outputs
+    assert lite_ext.pool_stats()["kept_blocks"] == 0
+
+
+def test_off_by_the_environment() -> None:
+    code = (
+        "import torch, lite_ext\n"
+        "for _ in range(3): lite_ext.convert(torch.ones(9), torch.float16)\n"
+        "stats = lite_ext.pool_stats()\n"
+        "print(stats['enabled'], stats['reused'], stats['kept_blocks'])"
+    )
+    environment = {**os.environ, "LITE_EXT_POOL": "0"}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert result.stdout.split() == ["False", "0", "0"]
+
+
+def test_bad_limits() -> None:
+    with pytest.raises(TypeError, match=r"limit_bytes must be an integer, got 1\.5 of type float"):
+        lite_ext.set_pool_limit(1.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="limit_bytes must not be negative, got -1"):
+        lite_ext.set_pool_limit(-1)
+
+
+def test_outputs_that_die_on_other_threads() -> None:
+    outputs = [make() for _ in range(64)]
+    failures: list[str] = []
+
+    def work() -> None:
+        for _ in range(200):
+            with suppress(IndexError):
+                outputs.pop()
+            made = [make(n) for n in (1, 100, SMALL)]
+            if not all(bool((m == 1).all()) for m in made):
+                failures.append("wrong values")
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert not outputs
+
+
+def test_outputs_that_outlive_their_thread_and_the_interpreter() -> None:
+    code = (
+        "import threading, torch, lite_ext\n"
+        "kept = []\n"
+        "def work(): kept.append(lite_ext.convert(torch.ones(99, dtype=torch.float16), torch.float32))\n"
+        "thread = threading.Thread(target=work); thread.start(); thread.join()\n"
+        "assert kept[0].sum() == 99\n"
+        "import builtins; builtins.kept = kept  # dies after the modules\n"
+        "print('done')"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout.strip()) == (0, "done"), result.stderr
+
+
+def test_after_a_fork() -> None:
+    code = (
+        "import os, threading, torch, lite_ext\n"
+        "make = lambda: lite_ext.convert(torch.ones(99, dtype=torch.float16), torch.float32)\n"
+        "stop = threading.Event()\n"
+        "def work():\n    while not stop.is_set(): make()\n"
+        "threads = [threading.Thread(target=work) for _ in range(3)]\n"
+        "[t.start() for t in threads]\n"
+        "for _ in range(20):\n"
+        "    child = os.fork()\n"
+        "    if child == 0:\n"
+        "        ok = make().sum() == 99; lite_ext.empty_pool(); ok = ok and lite_ext.pool_stats()['kept_blocks'] == 0\n"
+        "        os._exit(0 if ok else 1)\n"
+        "    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0\n"
+        "stop.set(); [t.join() for t in threads]\n"
+        "print('done')"
+    )
+    result = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stdout.strip()) == (0, "done"), result.stderr
+
+
+def test_memory_profiler_sees_the_output() -> None:
+    source = torch.ones(SMALL, dtype=torch.bfloat16)
+    make()
+    with torch.profiler.profile(profile_memory=True) as profile:
+        output = lite_ext.convert(source, torch.float32)
+    memory = [e for e in profile.events() if e.name == "[memory]"]
+    assert any(e.self_cpu_memory_usage == 4 * SMALL or e.cpu_memory_usage == 4 * SMALL for e in memory), memory
+    assert output.sum() == SMALL

@@ -168,13 +168,19 @@ py::dict counters() {
 py::dict pool_stats() {
     const lite_ext::cast::cpu::PoolStats stats = lite_ext::cast::cpu::pool_stats();
     py::dict result;
-    result["enabled"] = stats.enabled;
-    result["limit_bytes"] = stats.limit;
-    result["kept_bytes"] = stats.kept_bytes;
+    result["enabled"] = stats.limits.thread != 0 || stats.limits.shared != 0;
+    result["thread_limit_bytes"] = stats.limits.thread;
+    result["shared_limit_bytes"] = stats.limits.shared;
+    result["kept_small_bytes"] = stats.kept_small_bytes;
+    result["kept_large_bytes"] = stats.kept_large_bytes;
     result["kept_blocks"] = stats.kept_blocks;
     result["reused"] = stats.reused;
     result["allocated"] = stats.allocated;
     return result;
+}
+
+void set_pool_limits(std::size_t thread, std::size_t shared) {
+    lite_ext::cast::cpu::set_pool_limits({.thread = thread, .shared = shared});
 }
 
 int dtype_bit(const py::object& dtype) {
@@ -207,7 +213,7 @@ PYBIND11_MODULE(_C, m) {
         py::arg("type"), py::pos_only(), "torch's number for a device type such as 'cpu'.");
     m.def("pool_stats", pool_stats, "What the pool of storages holds and did.");
     m.def("empty_pool", lite_ext::cast::cpu::empty_pool, "Give every kept block back to the system.");
-    m.def("set_pool_limit", lite_ext::cast::cpu::set_pool_limit, py::arg("bytes"), py::pos_only(),
-          "Set how many bytes each thread may keep; 0 turns the pool off.");
+    m.def("set_pool_limits", set_pool_limits, py::arg("thread_bytes"), py::arg("shared_bytes"), py::pos_only(),
+          "Set how many bytes each thread and the process may keep; 0 turns a part off.");
     m.def("cpu_level", lite_ext::cast::cpu::level_name, "The instruction set of the CPU kernels.");
 }

@@ -160,12 +160,16 @@ class Cast {
         for (const std::uint32_t index : group.leaves) {
             const at::Tensor& source = THPVariable_Unpack(work_.flat.leaves[index].get());
             at::Tensor& output = work_.outputs[index];
-            output = cast::cpu::empty_like(source, dtype);
+            bool resident = false;
+            output = cast::cpu::empty_like(source, dtype, resident);
             const std::int64_t count = source.numel();
             if (count == 0) continue;
             elements += count;
-            work_.items.push_back({source.const_data_ptr(), output.mutable_data_ptr(), count,
-                                   tree::leaf_dtype(work_.flat.leaves[index].get())});
+            work_.items.push_back({.source = source.const_data_ptr(),
+                                   .target = output.mutable_data_ptr(),
+                                   .count = count,
+                                   .source_dtype = tree::leaf_dtype(work_.flat.leaves[index].get()),
+                                   .resident = resident});
         }
         if (elements != 0) {
             const auto bytes = elements * static_cast<std::int64_t>(item_size(conversion_.target));

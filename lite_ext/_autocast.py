@@ -26,15 +26,11 @@ class Autocast:
 
     def device_type(self) -> str:
         """Return the device type to autocast on."""
-        if self.place is not None:
-            tensors, name = self.place
-            tensor = tensors.get(name)
-            if tensor is not None:
-                return str(tensor.device.type)
+        tensor = None if self.place is None else self.place[0].get(self.place[1])
+        if tensor is None:  # there was none yet, or it has gone
             self.place = first_tensor(self._module)
-            if self.place is not None:
-                return self.device_type()
-        return "cpu"
+            tensor = None if self.place is None else self.place[0].get(self.place[1])
+        return "cpu" if tensor is None else str(tensor.device.type)
 
     def context(self) -> torch.autocast:
         """Return the context manager for one forward."""

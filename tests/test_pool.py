@@ -20,7 +20,9 @@ from torch import Tensor
 
 import lite_ext
 
-SMALL = 1000  # elements; the block of such an output comes from the pool
+SMALL = 1000  # elements; the block of such an output belongs to a thread
+LARGE = 1_000_000  # and that of such a one to the process
+SIZES = pytest.mark.parametrize("elements", [SMALL, LARGE])
 
 
 def make(elements: int = SMALL) -> Tensor:
@@ -32,17 +34,18 @@ def make(elements: int = SMALL) -> Tensor:
 def fresh_pool() -> Iterator[None]:
     """Start each test with the default limit and nothing kept."""
     gc.collect()
-    lite_ext.set_pool_limit(16 * 2**20)
+    lite_ext.set_pool_limit(16 * 2**20, 256 * 2**20)
     yield
-    lite_ext.set_pool_limit(16 * 2**20)
+    lite_ext.set_pool_limit(16 * 2**20, 256 * 2**20)
 
 
-def test_memory_of_a_dead_output_is_used_again() -> None:
-    first = make()
+@SIZES
+def test_memory_of_a_dead_output_is_used_again(elements: int) -> None:
+    first = make(elements)
     address = first.data_ptr()
     del first
     before = lite_ext.pool_stats()["reused"]
-    assert make().data_ptr() == address
+    assert make(elements).data_ptr() == address
     assert lite_ext.pool_stats()["reused"] > before
 
 
@@ -53,13 +56,15 @@ def test_living_outputs_never_share_memory() -> None:
     assert all(torch.equal(o, torch.ones_like(o)) for o in outputs)
 
 
-def test_storage_is_as_large_as_the_output() -> None:
-    assert make(1001).untyped_storage().nbytes() == 4004
+@SIZES
+def test_storage_is_as_large_as_the_output(elements: int) -> None:
+    assert make(elements + 1).untyped_storage().nbytes() == 4 * elements + 4
 
 
+@SIZES
 @pytest.mark.parametrize("keep", ["view", "detach", "numpy", "dlpack", "storage"])
-def test_memory_lives_as_long_as_anything_refers_to_it(keep: str) -> None:
-    output = make()
+def test_memory_lives_as_long_as_anything_refers_to_it(keep: str, elements: int) -> None:
+    output = make(elements)
     keeping: dict[str, Callable[[Tensor], Any]] = {
         "view": lambda tensor: tensor[3:7],
         "detach": lambda tensor: tensor.detach(),
@@ -70,9 +75,9 @@ def test_memory_lives_as_long_as_anything_refers_to_it(keep: str) -> None:
     kept = keeping[keep](output)
     address = output.data_ptr()
     del output
-    others = [make().fill_(7) for _ in range(5)]
+    others = [make(elements).fill_(7) for _ in range(5)]
     assert all(other.data_ptr() != address for other in others)
-    values = torch.tensor(kept, dtype=torch.uint8).view(torch.float32) if keep == "storage" else torch.as_tensor(kept)
+    values = torch.tensor([], dtype=torch.float32).set_(kept) if keep == "storage" else torch.as_tensor(kept)
     assert torch.equal(values, torch.ones_like(values))
 
 
@@ -108,26 +113,44 @@ def test_deepcopy_of_an_output_has_its_own_memory() -> None:
     assert output.sum() == SMALL
 
 
-def test_limit_is_kept() -> None:
-    lite_ext.set_pool_limit(100_000)
-    outputs = [make() for _ in range(200)]
+def test_limits_are_kept() -> None:
+    lite_ext.set_pool_limit(100_000, 10_000_000)
+    outputs = [make(elements) for _ in range(20) for elements in (*[SMALL] * 10, LARGE)]
     del outputs
-    assert 0 < lite_ext.pool_stats()["kept_bytes"] <= 100_000
+    stats = lite_ext.pool_stats()
+    assert 0 < stats["kept_small_bytes"] <= stats["thread_limit_bytes"] == 100_000
+    assert 0 < stats["kept_large_bytes"] <= stats["shared_limit_bytes"] == 10_000_000
+
+
+def test_beyond_the_largest_block_torch_allocates() -> None:
+    before = lite_ext.pool_stats()
+    make(2**28 + 1)  # 1 GiB and four bytes of output
+    after = lite_ext.pool_stats()
+    assert after["kept_large_bytes"] == before["kept_large_bytes"] == 0
+
+
+def test_one_limit_leaves_the_other() -> None:
+    lite_ext.set_pool_limit(1000, 2000)
+    lite_ext.set_pool_limit(3000)
+    stats = lite_ext.pool_stats()
+    assert (stats["thread_limit_bytes"], stats["shared_limit_bytes"]) == (3000, 2000)
 
 
 def test_empty_pool_gives_everything_back() -> None:
-    outputs = [make() for _ in range(10)]
+    outputs = [make(elements) for elements in (SMALL, LARGE)]
     del outputs
-    assert lite_ext.pool_stats()["kept_blocks"] > 0
+    stats = lite_ext.pool_stats()
+    assert stats["kept_small_bytes"] > 0
+    assert stats["kept_large_bytes"] > 0
     lite_ext.empty_pool()
-    assert lite_ext.pool_stats()["kept_blocks"] == 0
-    assert lite_ext.pool_stats()["kept_bytes"] == 0
+    stats = lite_ext.pool_stats()
+    assert (stats["kept_blocks"], stats["kept_small_bytes"], stats["kept_large_bytes"]) == (0, 0, 0)
 
 
 def test_off() -> None:
-    lite_ext.set_pool_limit(0)
+    lite_ext.set_pool_limit(0, 0)
     assert not lite_ext.pool_stats()["enabled"]
-    outputs = [make() for _ in range(10)]
+    outputs = [make(elements) for elements in (SMALL, LARGE)]
     del outputs
     assert lite_ext.pool_stats()["kept_blocks"] == 0
 
@@ -145,10 +168,10 @@ def test_off_by_the_environment() -> None:
 
 
 def test_bad_limits() -> None:
-    with pytest.raises(TypeError, match=r"limit_bytes must be an integer, got 1\.5 of type float"):
+    with pytest.raises(TypeError, match=r"thread_bytes must be an integer, got 1\.5 of type float"):
         lite_ext.set_pool_limit(1.5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="limit_bytes must not be negative, got -1"):
-        lite_ext.set_pool_limit(-1)
+    with pytest.raises(ValueError, match="shared_bytes must not be negative, got -1"):
+        lite_ext.set_pool_limit(0, -1)
 
 
 def test_outputs_that_die_on_other_threads() -> None:

@@ -15,14 +15,14 @@ using namespace lite_ext::cast::cpu;
 
 class StoragePool : public testing::Test {
    protected:
-    void SetUp() override { set_pool_limit(kDefaultPoolLimit); }
-    void TearDown() override { set_pool_limit(kDefaultPoolLimit); }
+    void SetUp() override { set_pool_limits({}); }
+    void TearDown() override { set_pool_limits({}); }
 };
 
 TEST_F(StoragePool, BlocksAreAlignedWritableAndDistinct) {
     std::vector<std::pair<c10::DataPtr, std::size_t>> blocks;
-    for (std::size_t bytes = 1; bytes <= 2 * kLargestPooled; bytes += bytes / 7 + 1) {
-        blocks.emplace_back(allocate(bytes), bytes);
+    for (std::size_t bytes = 1; bytes <= 64 * kLargestSmall; bytes += bytes / 7 + 1) {
+        blocks.emplace_back(allocate(bytes).data, bytes);
         std::memset(blocks.back().first.get(), static_cast<int>(blocks.size()), bytes);
     }
     for (std::size_t i = 0; i < blocks.size(); ++i) {
@@ -34,16 +34,18 @@ TEST_F(StoragePool, BlocksAreAlignedWritableAndDistinct) {
 }
 
 TEST_F(StoragePool, AFreedBlockIsUsedAgain) {
-    c10::DataPtr first = allocate(100);
+    c10::DataPtr first = allocate(100).data;
     void* address = first.get();
     first.clear();
     EXPECT_EQ(pool_stats().kept_blocks, 1U);
-    EXPECT_EQ(allocate(128).get(), address);  // 100 and 128 bytes are of one class
-    EXPECT_NE(allocate(129).get(), address);
+    EXPECT_EQ(allocate(128).data.get(), address);  // 100 and 128 bytes are of one class
+    EXPECT_NE(allocate(129).data.get(), address);
+    EXPECT_TRUE(allocate(100).reused);
+    EXPECT_FALSE(allocate(5000).reused);
 }
 
 TEST_F(StoragePool, ABlockMayDieOnAnotherThread) {
-    c10::DataPtr block = allocate(1000);
+    c10::DataPtr block = allocate(1000).data;
     std::thread([&] {
         block.clear();
         EXPECT_EQ(pool_stats().kept_blocks, 1U);
@@ -53,42 +55,59 @@ TEST_F(StoragePool, ABlockMayDieOnAnotherThread) {
 
 TEST_F(StoragePool, ABlockMayOutliveItsThread) {
     c10::DataPtr block;
-    std::thread([&] { block = allocate(1000); }).join();
+    std::thread([&] { block = allocate(1000).data; }).join();
     std::memset(block.get(), 1, 1000);
     block.clear();
     EXPECT_EQ(pool_stats().kept_blocks, 1U);
 }
 
 TEST_F(StoragePool, KeepsNoMoreThanItsLimit) {
-    set_pool_limit(10'000);
+    set_pool_limits({.thread = 10'000, .shared = 0});
     std::vector<c10::DataPtr> blocks;
-    for (int i = 0; i < 100; ++i) blocks.push_back(allocate(1000));
+    for (int i = 0; i < 100; ++i) blocks.push_back(allocate(1000).data);
     blocks.clear();
-    EXPECT_LE(pool_stats().kept_bytes, 10'000U);
+    EXPECT_LE(pool_stats().kept_small_bytes, 10'000U);
     EXPECT_GT(pool_stats().kept_blocks, 0U);
 }
 
+TEST_F(StoragePool, ALargeBlockIsSharedByThreads) {
+    void* address = nullptr;
+    std::thread([&] {
+        c10::DataPtr block = allocate(10 * kLargestSmall).data;
+        address = block.get();
+    }).join();
+    EXPECT_EQ(pool_stats().kept_large_bytes, 10 * kLargestSmall);
+    EXPECT_EQ(allocate(10 * kLargestSmall - 5).data.get(), address);
+}
+
+TEST_F(StoragePool, TheLargestBlockIsPooledAndTheNextIsNot) {
+    set_pool_limits({.thread = 0, .shared = 4 * kLargestPooled});
+    allocate(kLargestPooled).data.clear();
+    EXPECT_EQ(pool_stats().kept_large_bytes, kLargestPooled);
+    allocate(kLargestPooled + 1).data.clear();
+    EXPECT_EQ(pool_stats().kept_blocks, 1U);
+}
+
 TEST_F(StoragePool, EmptyPoolReachesOtherThreads) {
-    allocate(1000).clear();
+    allocate(1000).data.clear();
     std::thread([] {
-        allocate(1000).clear();
+        allocate(1000).data.clear();
         EXPECT_EQ(pool_stats().kept_blocks, 2U);
         empty_pool();
         EXPECT_EQ(pool_stats().kept_blocks, 0U);
-        EXPECT_EQ(pool_stats().kept_bytes, 0U);
+        EXPECT_EQ(pool_stats().kept_small_bytes, 0U);
     }).join();
 }
 
 TEST_F(StoragePool, OffMeansTorchsAllocator) {
-    set_pool_limit(0);
-    EXPECT_FALSE(pool_stats().enabled);
-    allocate(1000).clear();
+    set_pool_limits({.thread = 0, .shared = 0});
+    allocate(1000).data.clear();
     EXPECT_EQ(pool_stats().kept_blocks, 0U);
     void* object = allocate_object(100);
-    set_pool_limit(kDefaultPoolLimit);
+    set_pool_limits({});
     free_object(object, 100);  // made while the pool was off, kept now: it must be as large as its class
     EXPECT_EQ(pool_stats().kept_blocks, 1U);
-    c10::DataPtr reused = allocate(128);
+    c10::DataPtr reused = allocate(128).data;
     EXPECT_EQ(reused.get(), object);
     std::memset(reused.get(), 1, 128);
 }
@@ -103,7 +122,7 @@ TEST_F(StoragePool, ManyThreadsGiveAndTake) {
             for (int i = 0; i < kRounds; ++i) {
                 c10::DataPtr& block = held[static_cast<std::size_t>(i * 7 + t) % held.size()];
                 const auto bytes = static_cast<std::size_t>(1 + (i * 37) % 3000);
-                block = allocate(bytes);
+                block = allocate(bytes).data;
                 std::memset(block.get(), t, bytes);
                 if (i % 1000 == 0) empty_pool();
             }

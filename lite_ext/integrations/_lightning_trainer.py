@@ -34,7 +34,8 @@ class TrainerPrecision(InputConversion, Precision):
         """Make an instance of the class for this precision."""
         if cls is TrainerPrecision:
             cls = _CLASSES[_name(precision)]
-        return super().__new__(cls)
+        made: TrainerPrecision = super().__new__(cls)
+        return made
 
     def __init__(
         self,

@@ -129,7 +129,8 @@ class FusedPrecision(InputConversion):
         """Make an instance of the class for this precision."""
         if cls is FusedPrecision:
             cls = _CLASSES[_name(precision)]
-        return super().__new__(cls)
+        made: FusedPrecision = super().__new__(cls)
+        return made
 
     def __init__(
         self,
@@ -181,7 +182,8 @@ class FusedPrecision(InputConversion):
         return _calls.ForwardContext(self, self._inner_context())
 
     def _inner_context(self) -> AbstractContextManager[Any]:
-        return super().forward_context()
+        context: AbstractContextManager[Any] = super().forward_context()
+        return context
 
     def convert_output(self, data: Any) -> Any:
         """Return the nest ``data`` with its floating tensors in the dtype that the policy asks for.
@@ -251,7 +253,7 @@ class FusedMixedPrecision(FusedPrecision, MixedPrecision):
 
     def _inner_context(self) -> AbstractContextManager[Any]:
         self.device = self._device_type()
-        return MixedPrecision.forward_context(self)
+        return super()._inner_context()
 
 
 class FusedFSDPPrecision(FusedPrecision, FSDPPrecision):
@@ -273,7 +275,7 @@ class FusedFSDPPrecision(FusedPrecision, FSDPPrecision):
     def _inner_context(self) -> AbstractContextManager[Any]:
         if "mixed" in self.precision:  # Lightning's own is for CUDA only
             return torch.autocast(self._device_type(), dtype=Meaning(self.precision).autocast_dtype)
-        return FSDPPrecision.forward_context(self)
+        return super()._inner_context()
 
 
 _CLASSES: dict[str, type[FusedPrecision]] = {

@@ -31,7 +31,9 @@ void run_part(const Item& item, std::int64_t begin, std::int64_t end, DType targ
     const auto* source =
         static_cast<const char*>(item.source) + begin * static_cast<std::int64_t>(item_size(item.source_dtype));
     auto* destination = static_cast<char*>(item.target) + begin * static_cast<std::int64_t>(item_size(target));
-    kernel(item.source_dtype, target, level())(source, destination, end - begin);
+    const bool streamed = item.resident && item.count * static_cast<std::int64_t>(item_size(target)) >= kStreamedBytes;
+    const Level used = streamed && level() == Level::avx2 ? Level::avx2_streaming : level();
+    kernel(item.source_dtype, target, used)(source, destination, end - begin);
 }
 
 }  // namespace

@@ -13,10 +13,14 @@ struct Item {
     void* target;
     std::int64_t count;  // elements
     DType source_dtype;
+    bool resident;  // the target's pages are there: writing past the caches would fetch new ones slowly
 };
 
 // Elements a thread should have at least, as in ATen (at::internal::GRAIN_SIZE).
 inline constexpr std::int64_t kGrain = 32768;
+
+// Bytes of one output from which it is written past the caches: more than they hold.
+inline constexpr std::int64_t kStreamedBytes = std::int64_t{8} << 20;
 
 // The instruction set in use: "baseline" or "avx2". Follows ATen's choice, so ATEN_CPU_CAPABILITY=default
 // lowers it.

@@ -1,5 +1,6 @@
 #include "kernels.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <utility>
@@ -68,21 +69,54 @@ template <DType Target>
     }
 }
 
+// Converts fewer than kLanes elements through a full register as well, so that all elements are converted by the same
+// instructions.
+template <DType Source, DType Target>
+[[gnu::target("avx2,f16c")]] inline void run_rest(const storage_t<Source>* from, storage_t<Target>* to,
+                                                  std::int64_t count) {
+    storage_t<Source> rest_from[kLanes] = {};
+    storage_t<Target> rest_to[kLanes];
+    std::memcpy(rest_from, from, static_cast<std::size_t>(count) * sizeof(storage_t<Source>));
+    store<Target>(rest_to, load<Source>(rest_from));
+    std::memcpy(to, rest_to, static_cast<std::size_t>(count) * sizeof(storage_t<Target>));
+}
+
+// Past the caches: of what is larger than they are, nothing is left in them when it is read again.
+template <DType Source, DType Target>
+[[gnu::target("avx2,f16c")]] void run_streaming(const void* source, void* target, std::int64_t count) {
+    const auto* from = static_cast<const storage_t<Source>*>(source);
+    auto* to = static_cast<storage_t<Target>*>(target);
+    constexpr std::uintptr_t kAligned = 32;
+    const std::uintptr_t past = reinterpret_cast<std::uintptr_t>(target) % kAligned;
+    const auto head = static_cast<std::int64_t>((kAligned - past) % kAligned / sizeof(storage_t<Target>));
+    std::int64_t i = 0;
+    for (; i + kLanes <= std::min(head, count); i += kLanes) store<Target>(to + i, load<Source>(from + i));
+    if (i < std::min(head, count)) {
+        run_rest<Source, Target>(from + i, to + i, std::min(head, count) - i);
+        i = std::min(head, count);
+    }
+    for (; i + 2 * kLanes <= count; i += 2 * kLanes) {
+        alignas(kAligned) storage_t<Target> block[2 * kLanes];
+        store<Target>(block, load<Source>(from + i));
+        store<Target>(block + kLanes, load<Source>(from + i + kLanes));
+        const auto* words = reinterpret_cast<const __m256i*>(block);
+        auto* lines = reinterpret_cast<__m256i*>(to + i);
+        for (std::size_t word = 0; word < sizeof(block) / kAligned; ++word) {
+            _mm256_stream_si256(lines + word, _mm256_load_si256(words + word));
+        }
+    }
+    _mm_sfence();
+    for (; i + kLanes <= count; i += kLanes) store<Target>(to + i, load<Source>(from + i));
+    if (i < count) run_rest<Source, Target>(from + i, to + i, count - i);
+}
+
 template <DType Source, DType Target>
 [[gnu::target("avx2,f16c")]] void run_avx2(const void* source, void* target, std::int64_t count) {
     const auto* from = static_cast<const storage_t<Source>*>(source);
     auto* to = static_cast<storage_t<Target>*>(target);
     std::int64_t i = 0;
     for (; i + kLanes <= count; i += kLanes) store<Target>(to + i, load<Source>(from + i));
-    if (i == count) return;
-    // The rest goes through a full register as well, so that all elements are converted by the same
-    // instructions.
-    storage_t<Source> last_from[kLanes] = {};
-    storage_t<Target> last_to[kLanes];
-    const auto rest = static_cast<std::size_t>(count - i);
-    std::memcpy(last_from, from + i, rest * sizeof(storage_t<Source>));
-    store<Target>(last_to, load<Source>(last_from));
-    std::memcpy(to + i, last_to, rest * sizeof(storage_t<Target>));
+    if (i < count) run_rest<Source, Target>(from + i, to + i, count - i);
 }
 
 #endif
@@ -99,6 +133,8 @@ constexpr Kernel pick() {
 #if LITE_EXT_X86
     } else if constexpr (L == Level::avx2) {
         return run_avx2<kSource, kTarget>;
+    } else if constexpr (L == Level::avx2_streaming) {
+        return run_streaming<kSource, kTarget>;
 #endif
     } else {
         return run_baseline<kSource, kTarget>;
@@ -118,11 +154,12 @@ constexpr Table make_table(std::index_sequence<Sources...> all) {
 constexpr auto kAll = std::make_index_sequence<kKernelDTypes>();
 constexpr Table kBaseline = make_table<Level::baseline>(kAll);
 constexpr Table kAvx2 = make_table<Level::avx2>(kAll);
+constexpr Table kAvx2Streaming = make_table<Level::avx2_streaming>(kAll);
 
 }  // namespace
 
 Kernel kernel(DType source, DType target, Level level) {
-    const Table& table = level == Level::avx2 ? kAvx2 : kBaseline;
+    const Table& table = level == Level::avx2 ? kAvx2 : level == Level::avx2_streaming ? kAvx2Streaming : kBaseline;
     return table[static_cast<std::size_t>(source)][static_cast<std::size_t>(target)];
 }
 

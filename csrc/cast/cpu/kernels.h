@@ -9,7 +9,8 @@ namespace lite_ext::cast::cpu {
 
 using Kernel = void (*)(const void* source, void* target, std::int64_t count);
 
-enum class Level : std::uint8_t { baseline, avx2 };  // avx2 stands for AVX2 with F16C
+// avx2 stands for AVX2 with F16C; streaming writes past the caches.
+enum class Level : std::uint8_t { baseline, avx2, avx2_streaming };
 
 // The kernel of a pair of different dtypes that both have kernels. Source and target do not overlap; both are
 // aligned to their element.

@@ -21,13 +21,15 @@ class Pooled final : public Base {
 
 }  // namespace
 
-at::Tensor empty_like(const at::Tensor& source, caffe2::TypeMeta dtype) {
+at::Tensor empty_like(const at::Tensor& source, caffe2::TypeMeta dtype, bool& resident) {
     const c10::TensorImpl& like = *source.unsafeGetTensorImpl();
     // Non-overlapping and dense: the elements span exactly their number, whatever the order of the strides.
     const auto bytes = static_cast<std::size_t>(like.numel()) * dtype.itemsize();
+    Block block = allocate(bytes);
+    resident = block.reused;
     c10::intrusive_ptr<c10::StorageImpl> storage = c10::make_intrusive<Pooled<c10::StorageImpl>>(
-        c10::StorageImpl::use_byte_size_t(), static_cast<std::int64_t>(bytes), allocate(bytes), c10::GetCPUAllocator(),
-        true);
+        c10::StorageImpl::use_byte_size_t(), static_cast<std::int64_t>(bytes), std::move(block.data),
+        c10::GetCPUAllocator(), true);
     auto output = at::detail::make_tensor<Pooled<c10::TensorImpl>>(std::move(storage),
                                                                    c10::DispatchKeySet(c10::DispatchKey::CPU), dtype);
     c10::TensorImpl* impl = output.unsafeGetTensorImpl();

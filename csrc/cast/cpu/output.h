@@ -7,6 +7,7 @@ namespace lite_ext::cast::cpu {
 
 // An uninitialised tensor of the sizes and strides of `source`, which is non-overlapping and dense, with a
 // storage of its own that holds exactly its elements. As at::empty_strided under the inference mode in force.
-at::Tensor empty_like(const at::Tensor& source, caffe2::TypeMeta dtype);
+// `resident` tells whether the pages of its memory are there already.
+at::Tensor empty_like(const at::Tensor& source, caffe2::TypeMeta dtype, bool& resident);
 
 }  // namespace lite_ext::cast::cpu

@@ -3,7 +3,6 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/alignment.h>
 #include <c10/core/impl/alloc_cpu.h>
-
 #include <pthread.h>
 
 #include <array>
@@ -20,11 +19,12 @@ namespace lite_ext::cast::cpu {
 
 namespace {
 
-// Size classes: steps of 64 bytes up to 1 KiB, then four steps to each doubling. At most a quarter is wasted.
+// Size classes: steps of 64 bytes up to 1 KiB, then four steps to each doubling. At most a quarter is wasted, and of
+// a large block that quarter is address space, never touched.
 constexpr std::size_t kStep = 64;
 constexpr std::size_t kLastLinear = 1024;
 constexpr std::size_t kLinearClasses = kLastLinear / kStep;
-constexpr std::size_t kDoublings = 6;  // from 1 KiB to 64 KiB
+constexpr std::size_t kDoublings = std::bit_width(kLargestPooled / kLastLinear) - 1;
 constexpr std::size_t kClasses = kLinearClasses + 4 * kDoublings;
 
 constexpr std::size_t class_size(std::size_t index) {
@@ -33,7 +33,6 @@ constexpr std::size_t class_size(std::size_t index) {
     const std::size_t quarter = (index - kLinearClasses) % 4 + 1;
     return (kLastLinear << doubling) + quarter * ((kLastLinear << doubling) / 4);
 }
-static_assert(class_size(kClasses - 1) == kLargestPooled);
 
 constexpr std::size_t class_of(std::size_t bytes) {
     if (bytes <= kLastLinear) return (bytes - 1) / kStep;
@@ -42,46 +41,54 @@ constexpr std::size_t class_of(std::size_t bytes) {
     return kLinearClasses + 4 * doubling + (bytes - 1 - (kLastLinear << doubling)) / quarter;
 }
 
+constexpr std::size_t kSmallClasses = class_of(kLargestSmall) + 1;
+static_assert(class_size(kSmallClasses - 1) == kLargestSmall);
+static_assert(class_size(kClasses - 1) == kLargestPooled);
+
+std::atomic<std::size_t> thread_limit{PoolLimits{}.thread};
+std::atomic<std::size_t> shared_limit{PoolLimits{}.shared};
+
+bool allowed_at_start() {
+    const char* setting = std::getenv("LITE_EXT_POOL");
+    return setting == nullptr || std::string_view(setting) != "0";
+}
+
+std::size_t limit_of(const std::atomic<std::size_t>& limit) {
+    static const bool allowed = allowed_at_start();
+    return allowed ? limit.load(std::memory_order_relaxed) : 0;
+}
+
 // A free block holds the address of the next one.
 struct FreeBlock {
     FreeBlock* next;
 };
 
-std::atomic<std::size_t> limit{kDefaultPoolLimit};
-
-// The free lists of one thread. Others reach them to empty them only, so the lock is all but never contended.
-class Cache {
+// Free lists of a range of classes, and how much they hold. Whoever owns it locks it.
+template <std::size_t First, std::size_t Last>
+class FreeLists {
    public:
-    Cache();
-    ~Cache();
-    Cache(const Cache&) = delete;
-    Cache& operator=(const Cache&) = delete;
-
     void* take(std::size_t index) {
-        const Lock lock(*this);
-        FreeBlock* block = lists_[index];
+        FreeBlock* block = lists_[index - First];
         if (block == nullptr) {
             ++allocated_;
             return nullptr;
         }
-        lists_[index] = block->next;
+        lists_[index - First] = block->next;
         kept_bytes_ -= class_size(index);
         --kept_blocks_;
         ++reused_;
         return block;
     }
 
-    bool give(std::size_t index, void* block) {
-        const Lock lock(*this);
-        if (kept_bytes_ + class_size(index) > limit.load(std::memory_order_relaxed)) return false;
-        lists_[index] = new (block) FreeBlock{lists_[index]};
+    bool give(std::size_t index, void* block, std::size_t limit) {
+        if (kept_bytes_ + class_size(index) > limit) return false;
+        lists_[index - First] = new (block) FreeBlock{lists_[index - First]};
         kept_bytes_ += class_size(index);
         ++kept_blocks_;
         return true;
     }
 
     void empty() {
-        const Lock lock(*this);
         for (FreeBlock*& list : lists_) {
             while (list != nullptr) c10::free_cpu(std::exchange(list, list->next));
         }
@@ -89,93 +96,100 @@ class Cache {
         kept_blocks_ = 0;
     }
 
-    void add_to(PoolStats& stats) {
-        const Lock lock(*this);
-        stats.kept_bytes += kept_bytes_;
+    std::size_t add_to(PoolStats& stats) const {
         stats.kept_blocks += kept_blocks_;
         stats.reused += reused_;
         stats.allocated += allocated_;
+        return kept_bytes_;
     }
 
    private:
-    class Lock {
-       public:
-        explicit Lock(Cache& cache) : cache_(cache) {
-            while (cache_.busy_.test_and_set(std::memory_order_acquire)) {
-            }
-        }
-        Lock(const Lock&) = delete;
-        Lock& operator=(const Lock&) = delete;
-        ~Lock() { cache_.busy_.clear(std::memory_order_release); }
-
-       private:
-        Cache& cache_;
-    };
-
-    std::array<FreeBlock*, kClasses> lists_{};
+    std::array<FreeBlock*, Last - First> lists_{};
     std::size_t kept_bytes_ = 0;
     std::size_t kept_blocks_ = 0;
     std::uint64_t reused_ = 0;
     std::uint64_t allocated_ = 0;
+};
+
+// The small blocks of one thread. Others come to empty it only, so the lock is all but never contended.
+class Cache {
+   public:
+    Cache();
+    ~Cache();
+    Cache(const Cache&) = delete;
+    Cache& operator=(const Cache&) = delete;
+
+    template <class Use>
+    auto locked(const Use& use) {
+        while (busy_.test_and_set(std::memory_order_acquire)) {
+        }
+        const Unlock unlock{busy_};
+        return use(lists_);
+    }
+
+   private:
+    struct Unlock {
+        std::atomic_flag& busy;
+        ~Unlock() { busy.clear(std::memory_order_release); }
+    };
+    FreeLists<0, kSmallClasses> lists_;
     std::atomic_flag busy_;
 };
 
-// Trivially destructible, so that both can be read while the thread ends. The model saves a call at each
-// access.
+// Trivially destructible, so that both can be read while the thread ends. The model saves a call at each access.
 [[gnu::tls_model("initial-exec")]] thread_local bool thread_ended = false;
 [[gnu::tls_model("initial-exec")]] thread_local Cache* current = nullptr;
 
-// All caches of living threads. Never destroyed: threads may end after the process's static objects have.
-struct Caches {
+// What the process shares. Never destroyed: threads may end after its static objects have.
+struct Shared {
     std::mutex mutex;
-    std::vector<Cache*> all;
+    std::vector<Cache*> caches;  // of the living threads
     std::uint64_t reused_by_dead = 0;
     std::uint64_t allocated_by_dead = 0;
+    std::mutex large_mutex;  // taken after `mutex`
+    FreeLists<kSmallClasses, kClasses> large;
 };
-Caches& caches();
+Shared& shared();
 
-// A child process has one thread. The caches of the others are as they were when it was made, perhaps half
-// changed.
-void before_fork() { caches().mutex.lock(); }
-void after_fork_in_parent() { caches().mutex.unlock(); }
+void before_fork() {
+    shared().mutex.lock();
+    shared().large_mutex.lock();
+}
+void after_fork_in_parent() {
+    shared().large_mutex.unlock();
+    shared().mutex.unlock();
+}
+// A child process has one thread. The caches of the others are as they were when it was made, perhaps half changed.
 void after_fork_in_child() {
-    caches().all.clear();
-    if (current != nullptr) caches().all.push_back(current);
-    caches().mutex.unlock();
+    shared().caches.clear();
+    if (current != nullptr) shared().caches.push_back(current);
+    after_fork_in_parent();
 }
 
-Caches& caches() {
-    static Caches* const instance = [] {
+Shared& shared() {
+    static Shared* const instance = [] {
         pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-        return new Caches();
+        return new Shared();
     }();
     return *instance;
 }
 
 Cache::Cache() {
-    const std::lock_guard lock(caches().mutex);
-    caches().all.push_back(this);
+    const std::lock_guard lock(shared().mutex);
+    shared().caches.push_back(this);
     current = this;
 }
 
 Cache::~Cache() {
     thread_ended = true;
     current = nullptr;
-    empty();
-    const std::lock_guard lock(caches().mutex);
-    caches().reused_by_dead += reused_;
-    caches().allocated_by_dead += allocated_;
-    std::erase(caches().all, this);
-}
-
-bool enabled_at_start() {
-    const char* setting = std::getenv("LITE_EXT_POOL");
-    return setting == nullptr || std::string_view(setting) != "0";
-}
-
-bool enabled() {
-    static const bool at_start = enabled_at_start();
-    return at_start && limit.load(std::memory_order_relaxed) != 0;
+    const std::lock_guard lock(shared().mutex);
+    std::erase(shared().caches, this);
+    lists_.empty();
+    PoolStats stats{};
+    lists_.add_to(stats);
+    shared().reused_by_dead += stats.reused;
+    shared().allocated_by_dead += stats.allocated;
 }
 
 [[gnu::noinline]] Cache* make_cache() {
@@ -187,16 +201,35 @@ bool enabled() {
 // The free lists of this thread, or NULL when it is ending.
 Cache* thread_cache() { return current != nullptr ? current : make_cache(); }
 
-// A block of the class, from the free lists or from the system.
-void* take(std::size_t index) {
-    Cache* cache = thread_cache();
-    void* block = cache == nullptr ? nullptr : cache->take(index);
-    return block == nullptr ? c10::alloc_cpu(class_size(index)) : block;
+// A block of the class, from the free lists or from the system. Always as large as its class, whether or not the pool
+// is on: that it is may change before the block dies.
+void* take(std::size_t index, bool& reused) {
+    void* block = nullptr;
+    if (index < kSmallClasses) {
+        Cache* cache = limit_of(thread_limit) == 0 ? nullptr : thread_cache();
+        if (cache != nullptr) block = cache->locked([=](auto& lists) { return lists.take(index); });
+    } else {
+        const std::lock_guard lock(shared().large_mutex);
+        block = shared().large.take(index);
+    }
+    reused = block != nullptr;
+    return reused ? block : c10::alloc_cpu(class_size(index));
+}
+
+bool keep(std::size_t index, void* block) {
+    if (index < kSmallClasses) {
+        const std::size_t limit = limit_of(thread_limit);
+        Cache* cache = limit == 0 ? nullptr : thread_cache();
+        return cache != nullptr && cache->locked([=](auto& lists) { return lists.give(index, block, limit); });
+    }
+    const std::size_t limit = limit_of(shared_limit);
+    if (limit == 0) return false;
+    const std::lock_guard lock(shared().large_mutex);
+    return shared().large.give(index, block, limit);
 }
 
 void give(std::size_t index, void* block) {
-    Cache* cache = thread_cache();
-    if (cache == nullptr || !enabled() || !cache->give(index, block)) c10::free_cpu(block);
+    if (!keep(index, block)) c10::free_cpu(block);
 }
 
 // One deleter a class: the class is all that has to be remembered of a block.
@@ -214,41 +247,49 @@ constexpr auto kDeleters = make_deleters(std::make_index_sequence<kClasses>());
 
 }  // namespace
 
-c10::DataPtr allocate(std::size_t bytes) {
-    if (bytes == 0 || bytes > kLargestPooled || !enabled()) {
-        return c10::GetCPUAllocator()->allocate(bytes);
+Block allocate(std::size_t bytes) {
+    const auto& limit = bytes <= kLargestSmall ? thread_limit : shared_limit;
+    if (bytes == 0 || bytes > kLargestPooled || limit_of(limit) == 0) {
+        return {.data = c10::GetCPUAllocator()->allocate(bytes), .reused = false};
     }
     const std::size_t index = class_of(bytes);
-    void* block = take(index);
+    bool reused = false;
+    void* block = take(index, reused);
     c10::profiledCPUMemoryReporter().New(block, bytes);
-    return {block, block, kDeleters[index], c10::Device(c10::DeviceType::CPU)};
+    return {.data = {block, block, kDeleters[index], c10::Device(c10::DeviceType::CPU)}, .reused = reused};
 }
 
 void* allocate_object(std::size_t bytes) {
-    const std::size_t index = class_of(bytes);
-    // Always as large as its class: whether the pool takes it back is decided when it dies.
-    return enabled() ? take(index) : c10::alloc_cpu(class_size(index));
+    bool reused = false;
+    return take(class_of(bytes), reused);
 }
 
 void free_object(void* object, std::size_t bytes) { give(class_of(bytes), object); }
 
 PoolStats pool_stats() {
-    PoolStats stats{
-        .enabled = enabled(), .limit = limit.load(), .kept_bytes = 0, .kept_blocks = 0, .reused = 0, .allocated = 0};
-    const std::lock_guard lock(caches().mutex);
-    for (Cache* cache : caches().all) cache->add_to(stats);
-    stats.reused += caches().reused_by_dead;
-    stats.allocated += caches().allocated_by_dead;
+    PoolStats stats{};
+    stats.limits = {.thread = limit_of(thread_limit), .shared = limit_of(shared_limit)};
+    const std::lock_guard lock(shared().mutex);
+    stats.reused = shared().reused_by_dead;
+    stats.allocated = shared().allocated_by_dead;
+    for (Cache* cache : shared().caches) {
+        cache->locked([&](auto& lists) { stats.kept_small_bytes += lists.add_to(stats); });
+    }
+    const std::lock_guard large_lock(shared().large_mutex);
+    stats.kept_large_bytes = shared().large.add_to(stats);
     return stats;
 }
 
 void empty_pool() {
-    const std::lock_guard lock(caches().mutex);
-    for (Cache* cache : caches().all) cache->empty();
+    const std::lock_guard lock(shared().mutex);
+    for (Cache* cache : shared().caches) cache->locked([](auto& lists) { lists.empty(); });
+    const std::lock_guard large_lock(shared().large_mutex);
+    shared().large.empty();
 }
 
-void set_pool_limit(std::size_t bytes) {
-    limit.store(bytes);
+void set_pool_limits(PoolLimits limits) {
+    thread_limit.store(limits.thread);
+    shared_limit.store(limits.shared);
     empty_pool();
 }
 

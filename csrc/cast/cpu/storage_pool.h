@@ -1,5 +1,6 @@
-// Blocks for the storages of outputs. Most of the time of a small conversion is the allocator's: blocks of
-// storages that died are kept and given out again. Each storage still owns a block of its own.
+// Blocks for the storages of outputs. Most of the time of a conversion is the allocator's (small outputs) or goes into
+// page faults (large ones): blocks of storages that died are kept and given out again. Each storage still owns a
+// block of its own.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -9,24 +10,32 @@
 
 namespace lite_ext::cast::cpu {
 
+// Up to this size a block goes to the free lists of the thread that frees it, above it to those of the process.
+inline constexpr std::size_t kLargestSmall = std::size_t{64} << 10;
+
 // Larger blocks come from torch's allocator and go back to it.
-inline constexpr std::size_t kLargestPooled = 64 * 1024;
+inline constexpr std::size_t kLargestPooled = std::size_t{1} << 30;
 
-// Bytes that the free lists of one thread hold at most, until set_pool_limit.
-inline constexpr std::size_t kDefaultPoolLimit = 16 * 1024 * 1024;
+// Bytes that the free lists hold at most, until set_pool_limits.
+struct PoolLimits {
+    std::size_t thread = std::size_t{16} << 20;   // small blocks, of each thread
+    std::size_t shared = std::size_t{256} << 20;  // large blocks, of the process
+};
 
-// 64-byte-aligned, uninitialised. The deleter returns the block to the free list of the thread it runs on.
-c10::DataPtr allocate(std::size_t bytes);
+struct Block {
+    c10::DataPtr data;  // 64-byte-aligned, uninitialised; its deleter returns the block to a free list
+    bool reused;        // its pages are there already
+};
+Block allocate(std::size_t bytes);
 
-// The same blocks, for small objects that die elsewhere: operator new and delete of the tensors' own
-// structures.
+// The same small blocks, for operator new and delete of the tensors' own structures.
 void* allocate_object(std::size_t bytes);
 void free_object(void* object, std::size_t bytes);
 
 struct PoolStats {
-    bool enabled;
-    std::size_t limit;       // bytes a thread may keep
-    std::size_t kept_bytes;  // in the free lists of all threads
+    PoolLimits limits;
+    std::size_t kept_small_bytes;  // in the free lists of all threads
+    std::size_t kept_large_bytes;
     std::size_t kept_blocks;
     std::uint64_t reused;     // blocks given out from a free list
     std::uint64_t allocated;  // blocks taken from the system
@@ -36,7 +45,7 @@ PoolStats pool_stats();
 // Gives every kept block back to the system, those of other threads too.
 void empty_pool();
 
-// Sets how many bytes each thread may keep; what lies above it is freed. 0 turns the pool off.
-void set_pool_limit(std::size_t bytes);
+// Sets what may be kept, and empties the pool. A limit of 0 turns that part off; so does LITE_EXT_POOL=0 both.
+void set_pool_limits(PoolLimits limits);
 
 }  // namespace lite_ext::cast::cpu

@@ -104,6 +104,21 @@ class WorkspaceLease {
     std::unique_ptr<Workspace> workspace_;
 };
 
+// Keeps the garbage collector from starting while outputs are wrapped: it would look through them, all just made and
+// all alive, again and again. Nothing but this thread runs meanwhile, and the collection is only put off.
+class CollectorPause {
+   public:
+    CollectorPause() : was_enabled_(PyGC_Disable() != 0) {}
+    CollectorPause(const CollectorPause&) = delete;
+    CollectorPause& operator=(const CollectorPause&) = delete;
+    ~CollectorPause() {
+        if (was_enabled_) PyGC_Enable();
+    }
+
+   private:
+    bool was_enabled_;
+};
+
 Ref wrap(at::Tensor&& tensor) { return Ref::checked(THPVariable_Wrap(std::move(tensor))); }
 
 void warn_without_cuda() {
@@ -199,6 +214,7 @@ class Cast {
 
     // Turns the outputs of a group into Python's tensors, with their history.
     void finish(const plan::Group& group) {
+        const CollectorPause pause;
         for (const std::uint32_t index : group.leaves) {
             const at::Tensor& source = THPVariable_Unpack(work_.flat.leaves[index].get());
             at::Tensor& output = work_.outputs[index];

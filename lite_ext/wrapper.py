@@ -18,7 +18,7 @@ from lite_ext._autocast import Autocast
 from lite_ext._backend import backend, native
 from lite_ext._lazy import convert_lazily
 from lite_ext._redirect import Redirect, guard_submodules
-from lite_ext.dtypes import DEFAULT_SOURCE_MASK, skip_names, source_mask
+from lite_ext.dtypes import DEFAULT_SOURCE_MASK, dtypes_of, skip_names, source_mask
 from lite_ext.policy import OUTPUT_DTYPES, check_ambiguous_input, check_output_dtype, resolve_input
 from lite_ext.precision import Precision, PrecisionLike, default_dtype, precision
 
@@ -537,8 +537,15 @@ def setup_module(
         >>> setup_module(nn.Linear(2, 2), "bf16-true").dtype
         torch.bfloat16
     """
-    _check_wrappable(module)
+    for wrapped in (module, module if original_module is None else original_module):
+        _check_wrappable(wrapped)
     meant = _precision(precision)
+    # All arguments are checked before the first parameter is converted.
+    output_dtype = check_output_dtype(output_dtype)
+    ambiguous_input = check_ambiguous_input(ambiguous_input)
+    source = dtypes_of(source_mask(source))
+    skip_inputs = skip_names(skip_inputs, "skip_inputs")
+    skip_outputs = skip_names(skip_outputs, "skip_outputs")
     return LiteModule(
         meant.convert_module(module),
         meant,

@@ -51,7 +51,7 @@ class Model(nn.Module):
 @pytest.fixture(params=["32-true", "bf16-mixed", "bf16-true"])
 def pair(request: pytest.FixtureRequest) -> tuple[Model, LiteModule]:
     inner = Model()
-    return inner, LiteModule(inner, request.param)
+    return inner, lite_ext.setup_module(inner, request.param)
 
 
 Pair = tuple[Model, LiteModule]
@@ -103,6 +103,7 @@ def test_load_state_dict_strict(pair: Pair) -> None:
 def test_load_state_dict_assign(pair: Pair) -> None:
     inner, model = pair
     state = {name: value.clone() for name, value in Model().state_dict().items()}
+    state = {name: value.to(model.dtype) if value.is_floating_point() else value for name, value in state.items()}
     model.load_state_dict(state, assign=True)
     assert inner.first.weight.data_ptr() == state["first.weight"].data_ptr()
     assert dict(model.named_parameters())["first.weight"] is inner.first.weight
@@ -305,7 +306,7 @@ def test_lifetime_without_garbage_collection() -> None:
     try:
         for precision in ("32-true", "bf16-mixed", "bf16-true"):
             inner = Model()
-            model = LiteModule(inner, precision, output_dtype="input", skip_inputs=("mask",))
+            model = lite_ext.setup_module(inner, precision, output_dtype="input", skip_inputs=("mask",))
             inner_dies, model_dies = weakref.ref(inner), weakref.ref(model)
             model(torch.ones(2, 2, dtype=model.dtype))
             inspect.signature(model.forward)

@@ -11,7 +11,15 @@ CPP_BUILD := build/cpp
 CXX_SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name 'sources.txt')
 CXX_FILES := $(filter %.cpp %.h,$(CXX_SOURCES))
 
-.PHONY: demo test pytest ctest bench lint format wheel clean
+# A second environment, for the build with CUDA: it needs nvcc and no device.
+TORCH_CUDA ?= torch==2.14.1
+CUDA_VENV := .venv-cuda
+CUDA_DEPENDENCIES := $(CUDA_VENV)/.dependencies
+CUDA_BUILT := $(CUDA_VENV)/.built
+CUDA_SOURCES := $(CXX_SOURCES) $(shell find csrc -name '*.cu') csrc/sources_cuda.txt
+PYTHON_SOURCES := $(shell find lite_ext -name '*.py')
+
+.PHONY: demo test pytest ctest cuda-test bench lint format wheel clean
 
 demo: $(BUILT)
 	$(BIN)/python examples/transformers_outputs.py
@@ -24,6 +32,12 @@ pytest: $(BUILT)
 
 ctest: $(DEPENDENCIES)
 	PATH="$(CURDIR)/$(BIN):$$PATH" tools/ctest.sh $(CPP_BUILD)
+
+# The whole test-suite with the CUDA build, away from the checkout so that the installed package is the one tested.
+cuda-test: $(CUDA_BUILT)
+	mkdir -p build/cuda-test
+	cd build/cuda-test && ../../$(CUDA_VENV)/bin/python -m pytest -c ../../pyproject.toml --rootdir ../.. -p no:cacheprovider ../../tests
+	$(CUDA_VENV)/bin/python tools/check_cuda_kernel.py
 
 bench: $(BUILT)
 	$(BIN)/python benchmarks/convert.py
@@ -48,8 +62,17 @@ $(DEPENDENCIES): requirements-dev.txt Makefile
 	$(BIN)/pip install --quiet "$(TORCH)" -r requirements-dev.txt
 	touch $@
 
-$(BUILT): $(DEPENDENCIES) setup.py pyproject.toml $(filter-out csrc/tests/%,$(CXX_SOURCES))
+$(BUILT): $(DEPENDENCIES) setup.py tools/cuda_build.py pyproject.toml $(filter-out csrc/tests/%,$(CXX_SOURCES))
 	$(BIN)/pip install --quiet --no-build-isolation --no-deps -e .
+	touch $@
+
+$(CUDA_DEPENDENCIES): requirements-dev.txt Makefile
+	test -x $(CUDA_VENV)/bin/python || $(PYTHON) -m venv $(CUDA_VENV)
+	$(CUDA_VENV)/bin/pip install --quiet "$(TORCH_CUDA)" -r requirements-dev.txt
+	touch $@
+
+$(CUDA_BUILT): $(CUDA_DEPENDENCIES) setup.py tools/cuda_build.py pyproject.toml $(CUDA_SOURCES) $(PYTHON_SOURCES)
+	LITE_EXT_CUDA=1 $(CUDA_VENV)/bin/pip install --quiet --no-build-isolation --no-deps --force-reinstall .
 	touch $@
 
 clean:

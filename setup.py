@@ -12,6 +12,9 @@ from pathlib import Path
 from setuptools import setup
 
 ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+from cuda_build import CudaWanted, decide, default_architectures  # noqa: E402
 
 try:
     import torch
@@ -21,7 +24,19 @@ except ImportError as error:
         "Install torch first, then build without isolation: pip install --no-build-isolation ."
     )
 
-from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths  # noqa: E402
+try:
+    CUDA = decide(torch.__version__, torch.version.cuda)
+except CudaWanted as error:
+    sys.exit(str(error))
+if CUDA.toolkit is not None:
+    # Before torch guesses: it takes the parent of an nvcc on PATH, which may be a script that calls the real one.
+    os.environ["CUDA_HOME"] = str(CUDA.toolkit.home)
+    os.environ.setdefault("TORCH_CUDA_ARCH_LIST", default_architectures(CUDA.toolkit.release))
+
+from torch.utils.cpp_extension import BuildExtension, CppExtension, CUDAExtension, include_paths  # noqa: E402
+
+GIB = 1024**3
+TAG = re.sub(r"[^\w.]", "_", f"{torch.__version__}-{sys.implementation.cache_tag}")
 
 CXX_FLAGS = [
     "-std=c++20",
@@ -33,18 +48,12 @@ CXX_FLAGS = [
     "-Wconversion",
     "-Werror",
 ]
-GIB = 1024**3
+NVCC_FLAGS = ["-std=c++20", "-O3", "--threads=2", "-Werror=all-warnings", "-Xcompiler=-fvisibility=hidden"]
 
 
-def sources() -> list[str]:
-    lines = (ROOT / "csrc" / "sources.txt").read_text().splitlines()
+def listed(name: str) -> list[str]:
+    lines = (ROOT / "csrc" / name).read_text().splitlines()
     return [f"csrc/{line}" for line in lines if line and not line.startswith("#")]
-
-
-def check_cuda_wish() -> None:
-    """LITE_EXT_CUDA=1 asks for kernels that this torch cannot run: say so rather than build without them."""
-    if os.environ.get("LITE_EXT_CUDA") == "1" and torch.version.cuda is None:
-        sys.exit(f"LITE_EXT_CUDA=1, but torch {torch.__version__} was built without CUDA")
 
 
 def parallel_flags() -> list[str]:
@@ -55,8 +64,10 @@ def parallel_flags() -> list[str]:
 
 
 def system_includes() -> list[str]:
-    """torch's and Python's headers as system headers, so that warnings are errors in our files only."""
+    """The headers of torch, Python and CUDA as system headers, so that warnings are errors in our files only."""
     folders = [*include_paths(), sysconfig.get_paths()["include"]]
+    if CUDA.toolkit is not None:
+        folders.append(str(CUDA.toolkit.home / "include"))
     return [part for folder in folders for part in ("-isystem", folder)]
 
 
@@ -67,18 +78,36 @@ def limit_jobs() -> None:
         os.environ["MAX_JOBS"] = str(max(1, min(os.cpu_count() or 1, memory // (2 * GIB))))
 
 
+def extension() -> CppExtension:
+    cxx = [*CXX_FLAGS, *parallel_flags(), *system_includes()]
+    if CUDA.toolkit is None:
+        return CppExtension(
+            "lite_ext._C", listed("sources.txt"), extra_compile_args={"cxx": cxx}, extra_link_args=["-s"]
+        )
+    return CUDAExtension(
+        "lite_ext._C",
+        [*listed("sources.txt"), *listed("sources_cuda.txt")],
+        extra_compile_args={"cxx": [*cxx, "-DLITE_EXT_WITH_CUDA"], "nvcc": NVCC_FLAGS},
+        extra_link_args=["-s"],
+    )
+
+
 class Build(BuildExtension):
     def initialize_options(self) -> None:
         super().initialize_options()
-        # setuptools makes a new temporary folder for each editable install, and would compile everything again.
-        tag = re.sub(r"[^\w.]", "_", f"{torch.__version__}-{sys.implementation.cache_tag}")
-        self.build_temp = str(ROOT / "build" / f"temp-{tag}")
+        # A folder for each torch, the same every time: setuptools makes new ones and would compile everything again.
+        self.build_temp = str(ROOT / "build" / TAG)
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        # ninja knows what has to be compiled; setuptools would keep a library of another torch because it is newer.
+        self.force = True
 
     def build_extensions(self) -> None:
         limit_jobs()
         # -I would turn torch's warnings into our errors; the same folders are given as system folders above.
-        for extension in self.extensions:
-            extension.include_dirs = []
+        for built in self.extensions:
+            built.include_dirs = []
         self.compiler.include_dirs = []
         super().build_extensions()
         self.write_build_info()
@@ -89,7 +118,9 @@ class Build(BuildExtension):
             "cuda": torch.version.cuda,
             "cxx11_abi": torch.compiled_with_cxx11_abi(),
             "python": sys.implementation.cache_tag,
-            "kernels": ["cpu"],
+            "kernels": ["cpu"] if CUDA.toolkit is None else ["cpu", "cuda"],
+            "cuda_decision": CUDA.reason,
+            "cuda_architectures": os.environ["TORCH_CUDA_ARCH_LIST"] if CUDA.toolkit is not None else None,
         }
         text = json.dumps(info, indent=2) + "\n"
         # An editable install copies the library itself into the source folder, but no file beside it.
@@ -99,15 +130,4 @@ class Build(BuildExtension):
         (folder / "_build_info.json").write_text(text)
 
 
-check_cuda_wish()
-setup(
-    ext_modules=[
-        CppExtension(
-            "lite_ext._C",
-            sources(),
-            extra_compile_args={"cxx": [*CXX_FLAGS, *parallel_flags(), *system_includes()]},
-            extra_link_args=["-s"],
-        )
-    ],
-    cmdclass={"build_ext": Build},
-)
+setup(ext_modules=[extension()], cmdclass={"build_ext": Build})

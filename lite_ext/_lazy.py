@@ -5,6 +5,8 @@ The body runs under the forward context, the code of whoever consumes it does no
 
 from __future__ import annotations
 
+import inspect
+import weakref
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractContextManager
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
@@ -27,7 +29,15 @@ def convert_lazily(output: Any, context: Context, convert: Convert) -> Any:
     if isinstance(output, AsyncGeneratorType):
         return _async_generator(output, context, convert)
     assert isinstance(output, CoroutineType)
-    return _coroutine(output, context, convert)
+    outer = _coroutine(output, context, convert)
+    weakref.finalize(outer, _close_unstarted, output).atexit = False
+    return outer
+
+
+def _close_unstarted(inner: Any) -> None:
+    """Close a coroutine whose outer one went before its first step: Python would warn of both, or of a closed one."""
+    if inspect.getcoroutinestate(inner) == inspect.CORO_CREATED:
+        inner.close()
 
 
 def _generator(inner: Any, context: Context, convert: Convert) -> Generator[Any, Any, Any]:

@@ -164,10 +164,11 @@ class LiteModule(nn.Module):
         overridden = any(inspect.getattr_static(self, name) is not LiteModule.__dict__[name] for name in _OVERRIDABLE)
         compiled = self.__dict__.get("_compiled_call_impl") is not None
         simple = not (self._foreign or self._inner_default is not None or self._skip_positions)
-        if native is None or overridden or compiled or not simple:
+        placeless = autocast is not None and autocast.place is None  # tensors may come, and say where, between calls
+        if native is None or overridden or compiled or placeless or not simple:
             return None
         wanted = self._output_dtype
-        tensors, name = (None, None) if autocast is None or autocast.place is None else autocast.place
+        tensors, name = (autocast and autocast.place) or (None, None)
         return native.make_forward(
             self._input_dtype,
             self._skip_inputs,
@@ -368,7 +369,7 @@ class LiteModule(nn.Module):
         original = self.__dict__.get("_original_module")
         if original is None or name.startswith("_") or name in self.__dict__ or hasattr(type(self), name):
             super().__setattr__(name, value)
-            if name in _OVERRIDABLE:
+            if name in _OVERRIDABLE or name.endswith("_hooks"):
                 self.__dict__["_fast"] = None
         else:
             setattr(original, name, value)
@@ -431,6 +432,8 @@ class LiteModule(nn.Module):
         settings.append(f"output_dtype={self._output_dtype!r}")
         if self._output_dtype == "input":
             settings.append(f"ambiguous_input={self._ambiguous_input!r}")
+        if self._source_mask != DEFAULT_SOURCE_MASK:
+            settings.append(f"source={{{', '.join(map(str, dtypes_of(self._source_mask)))}}}")
         for argument, names in (("skip_inputs", self._skip_inputs), ("skip_outputs", self._skip_outputs)):
             if names:
                 settings.append(f"{argument}={tuple(sorted(names))!r}")

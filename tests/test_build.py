@@ -17,6 +17,9 @@ import lite_ext
 from lite_ext import _build
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import cuda_build  # noqa: E402
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -138,6 +141,69 @@ def test_one_openmp_runtime_is_loaded() -> None:
     assert run(code).stdout.strip() == "1"
 
 
+class TestCudaDecision:
+    """What setup.py builds; no device is ever asked for."""
+
+    def test_cpu_torch(self) -> None:
+        decision = cuda_build.decide("2.13.0+cpu", None, "auto")
+        assert decision == (None, "torch 2.13.0+cpu was built without CUDA")
+        with pytest.raises(cuda_build.CudaWanted) as caught:
+            cuda_build.decide("2.13.0+cpu", None, "1")
+        assert str(caught.value) == "LITE_EXT_CUDA=1, but torch 2.13.0+cpu was built without CUDA"
+
+    def test_off_and_unknown(self) -> None:
+        assert cuda_build.decide("2.14.1+cu130", "13.0", "0").toolkit is None
+        with pytest.raises(cuda_build.CudaWanted, match="LITE_EXT_CUDA='yes' is not known; use one of: auto, 1, 0"):
+            cuda_build.decide("2.14.1+cu130", "13.0", "yes")
+
+    def test_no_toolkit(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+        decision = cuda_build.decide("2.14.1+cu130", "13.0", "auto")
+        assert decision.toolkit is None
+        assert decision.reason == (
+            f"no CUDA toolkit with bin/nvcc and include/cuda_runtime.h was found (looked at: CUDA_HOME={tmp_path}); "
+            "set CUDA_HOME to the folder of a toolkit"
+        )
+
+    @staticmethod
+    def toolkit(folder: Path, release: str) -> Path:
+        """Make what looks like a toolkit, with an nvcc that tells its release."""
+        (folder / "bin").mkdir(parents=True)
+        (folder / "include").mkdir()
+        (folder / "include" / "cuda_runtime.h").touch()
+        nvcc = folder / "bin" / "nvcc"
+        nvcc.write_text(
+            "#!/bin/sh\n"
+            'case "$1" in --version) echo "Cuda compilation tools, release ' + release + ', V0";;\n'
+            '*) echo "#\\$ _HERE_=' + str(folder / "bin") + '" >&2;; esac\n'
+        )
+        nvcc.chmod(0o755)
+        return nvcc
+
+    def test_another_major_version(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        self.toolkit(tmp_path, "12.4")
+        monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+        with pytest.raises(cuda_build.CudaWanted) as caught:
+            cuda_build.decide("2.14.1+cu130", "13.0", "1")
+        assert str(caught.value) == (
+            f"LITE_EXT_CUDA=1, but nvcc in {tmp_path} is 12.4 and torch 2.14.1+cu130 was built with CUDA 13.0: "
+            "set CUDA_HOME to a toolkit of the same major version"
+        )
+
+    def test_a_script_on_the_path_leads_to_the_toolkit(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        nvcc = self.toolkit(tmp_path / "real", "13.0")
+        wrapper = tmp_path / "bin" / "nvcc"
+        wrapper.parent.mkdir()
+        wrapper.write_text(f'#!/bin/sh\nexec {nvcc} "$@"\n')
+        wrapper.chmod(0o755)
+        monkeypatch.delenv("CUDA_HOME", raising=False)
+        monkeypatch.delenv("CUDA_PATH", raising=False)
+        monkeypatch.setenv("PATH", f"{wrapper.parent}:/usr/bin:/bin")
+        decision = cuda_build.decide("2.14.1+cu130", "13.0", "1")
+        assert decision.toolkit == (tmp_path / "real", (13, 0))
+        assert cuda_build.default_architectures((13, 0)).endswith("12.0+PTX")
+
+
 def test_stub_names_what_the_library_has() -> None:
     from lite_ext import _C
 
@@ -147,6 +213,8 @@ def test_stub_names_what_the_library_has() -> None:
 
 
 def test_source_list_is_complete() -> None:
-    listed = {line for line in (ROOT / "csrc" / "sources.txt").read_text().splitlines() if line and line[0] != "#"}
-    found = {str(path.relative_to(ROOT / "csrc")) for path in (ROOT / "csrc").rglob("*.cpp")}
-    assert listed == {path for path in found if not path.startswith(("tests/", "cast/cuda/"))}
+    csrc = ROOT / "csrc"
+    lines = [line for name in ("sources.txt", "sources_cuda.txt") for line in (csrc / name).read_text().splitlines()]
+    listed = sorted(line for line in lines if line and line[0] != "#")
+    found = sorted(str(path.relative_to(csrc)) for pattern in ("*.cpp", "*.cu") for path in csrc.rglob(pattern))
+    assert listed == [path for path in found if not path.startswith("tests/")]

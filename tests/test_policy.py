@@ -27,6 +27,7 @@ class Returns(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
         self.last: Any = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -138,9 +139,8 @@ def test_repr_shows_module_precision_and_policy() -> None:
 
 
 def test_repr_of_a_source() -> None:
-    text = repr(LiteModule(nn.ReLU(), source={torch.float16, BF16}))
-    assert "source=" in text
-    assert "float16" in text
+    text = repr(LiteModule(nn.ReLU(), source=[BF16, torch.float16]))
+    assert "output_dtype='default', source={torch.float16, torch.bfloat16}\n" in text
     assert "source" not in repr(LiteModule(nn.ReLU()))
 
 
@@ -157,6 +157,15 @@ def test_signature_of_the_inner_forward(pair: Pair) -> None:
 # -------------------------------------------------------------------- subclasses
 
 
+class Same(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return input
+
+
 class KeepsIds(LiteModule):
     """Changes both ends by the public methods."""
 
@@ -170,6 +179,10 @@ class KeepsIds(LiteModule):
 
 
 class Echo(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
     def forward(self, x: torch.Tensor, word: str = "default") -> tuple[torch.Tensor, Any]:
         return x + 1, (x + 2, word)
 
@@ -195,7 +208,7 @@ def test_overridden_forward() -> None:
     assert (first.item(), first.dtype, second.dtype) == (4.0, F32, F32)
 
 
-def test_overriding_on_the_instance_or_later_on_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overriding_on_the_instance(monkeypatch: pytest.MonkeyPatch) -> None:
     model = LiteModule(Echo(), "bf16-mixed")
     assert model(torch.ones(1))[0].dtype == F32
     monkeypatch.setattr(model, "convert_output", lambda output, inputs: "replaced")
@@ -272,7 +285,7 @@ def test_hooks_see_the_dtypes_of_their_side() -> None:
 
 
 def test_hooks_may_change_what_they_see() -> None:
-    model = LiteModule(nn.Identity(), "bf16-mixed")
+    model = LiteModule(Same(), "bf16-mixed")
     model(torch.ones(1))  # the first call was without hooks
     pre = model.register_forward_pre_hook(lambda m, args: (args[0] * 3,))
     post = model.register_forward_hook(lambda m, args, out: out.double())
@@ -285,6 +298,17 @@ def test_hooks_may_change_what_they_see() -> None:
     )
     assert model(input=torch.ones(1)).item() == 7.0
     with_kwargs.remove()
+
+
+@pytest.mark.parametrize("kind", ["forward", "forward_pre"])
+def test_hook_after_the_dict_of_hooks_was_replaced(kind: str) -> None:
+    model = LiteModule(Same(), "bf16-mixed")
+    model(torch.ones(1))
+    setattr(model, f"_{kind}_hooks", OrderedDict())  # the way that some remove all hooks
+    seen: list[Any] = []
+    getattr(model, f"register_{kind}_hook")(lambda *args: seen.append(args[0]))
+    model(torch.ones(1))
+    assert seen == [model]
 
 
 @pytest.mark.parametrize("side", ["wrapper", "module"])

@@ -21,7 +21,7 @@ def weights(count: int, dtype: torch.dtype = BF16) -> list[torch.Tensor]:
     return [torch.full((3,), float(i + 1), dtype=dtype, device="cuda", requires_grad=True) for i in range(count)]
 
 
-@pytest.mark.parametrize(("source", "target"), itertools.permutations(DTYPES, 2))
+@pytest.mark.parametrize(("source", "target"), list(itertools.permutations(DTYPES, 2)))
 def test_gradients_come_back_in_the_dtype_of_the_source(source: torch.dtype, target: torch.dtype) -> None:
     ours, theirs = weights(2, source), weights(2, source)
     converted = lite_ext.convert([ours[0], ours[1] * 2], target)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 import random
 import sys
 from collections.abc import Iterator
@@ -11,8 +9,8 @@ from types import ModuleType
 
 import pytest
 import torch
+from backends import load_backend
 from hypothesis import HealthCheck, settings
-from zoo import REGISTERED
 
 import lite_ext
 
@@ -24,14 +22,6 @@ settings.register_profile(
 )
 settings.load_profile("lite_ext")
 torch.set_num_threads(2)
-
-
-@functools.cache
-def load_backend(name: str) -> ModuleType:
-    backend = importlib.import_module({"native": "lite_ext._C", "python": "lite_ext.tree"}[name])
-    for cls, functions in REGISTERED.items():
-        backend.register_node(cls, *functions)
-    return backend
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import load_backend
+from backends import load_backend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode

@@ -49,7 +49,9 @@ def _slots(cls: type) -> tuple[tuple[type, str], ...]:
 
 
 def _copy_state(source: Any, made: Any, keep: Callable[[Any], Any] = lambda value: value) -> None:
-    state = getattr(source, "__dict__", None)
+    # torch.compile cannot ask an OrderedDict for its attributes.
+    traced = type(source) is OrderedDict and torch.compiler.is_compiling()
+    state = None if traced else getattr(source, "__dict__", None)
     if state is source:  # a dict that is its own namespace stays one
         object.__setattr__(made, "__dict__", made)
     elif state:

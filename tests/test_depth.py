@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections import OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -265,7 +264,6 @@ def test_100_000_deep_in_a_process_of_its_own(name: str, limit: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(limit=limit)],
         env={**os.environ, "LITE_EXT_BACKEND": name},
-        cwd=Path(__file__).parents[1],
         capture_output=True,
         text=True,
         check=False,

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from compare import fingerprint
+from devices import NEEDS_CUDA
 
 import lite_ext
 
-pytestmark = pytest.mark.cuda
+pytestmark = NEEDS_CUDA
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 BF16, F32 = torch.bfloat16, torch.float32

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import warnings
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from compare import bits, fingerprint
+from devices import NEEDS_CUDA, all_fast, launches
 
 import lite_ext
 
-pytestmark = pytest.mark.cuda
+pytestmark = NEEDS_CUDA
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 BF16, F32 = torch.bfloat16, torch.float32
 FEW_LEAVES, MANY_LEAVES = 146, 1150  # that a launch holds where large arguments are not taken, and where they are
-
-AllFast = Callable[[int], None]
-Launches = Callable[[Callable[[], Any]], int]
 
 
 def random(count: int, dtype: torch.dtype, device: str = "cuda") -> torch.Tensor:
@@ -42,15 +37,15 @@ def leaves_a_launch() -> int:
 
 
 @pytest.mark.parametrize(("source", "target"), list(itertools.permutations(DTYPES, 2)))
-def test_every_pair(all_fast: AllFast, source: torch.dtype, target: torch.dtype) -> None:
+def test_every_pair(source: torch.dtype, target: torch.dtype) -> None:
     special = torch.tensor(
         [0.0, -0.0, 1e-8, 6e-8, 1e-40, -1e-45, 65504, 65520, 3.4e38, 1e300, torch.inf, -torch.inf, torch.nan],
         dtype=torch.float64,
         device="cuda",
     )
     tree = [special.to(source), random(100_003, source), random(1, source)[0], random(12, source).reshape(3, 4)]
-    same(tree, target)
-    all_fast(4)
+    with all_fast(4):
+        same(tree, target)
 
 
 @pytest.mark.parametrize("source", [torch.float16, BF16])
@@ -73,20 +68,20 @@ def test_rounding_at_and_around_ties(target: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(("source", "target"), [(BF16, F32), (F32, BF16), (torch.float64, F32), (torch.float16, BF16)])
-def test_lengths_and_misaligned_sources(all_fast: AllFast, source: torch.dtype, target: torch.dtype) -> None:
+def test_lengths_and_misaligned_sources(source: torch.dtype, target: torch.dtype) -> None:
     lengths = [*range(1, 40), 4095, 4096, 4097, 8191, 8192, 8193, 3 * 4096 + 7]
     tree = [random(length + 8, source)[offset : offset + length] for length in lengths for offset in (0, 1, 2, 3, 5)]
-    same(tree, target)
-    all_fast(len(tree))
+    with all_fast(len(tree)):
+        same(tree, target)
 
 
-def test_mixed_sources_are_one_launch(launches: Launches) -> None:
+def test_mixed_sources_are_one_launch() -> None:
     tree = [random(1000 + i, dtype) for i, dtype in enumerate(DTYPES * 3)]
     same(tree, F32)
     assert launches(lambda: lite_ext.convert(tree, F32)) == 1
 
 
-def test_permuted_channels_last_and_odd_strides_of_one(all_fast: AllFast, launches: Launches) -> None:
+def test_permuted_channels_last_and_odd_strides_of_one() -> None:
     base = random(2 * 3 * 4 * 5, BF16)
     tree = [
         base.reshape(2, 3, 4, 5).to(memory_format=torch.channels_last),
@@ -96,8 +91,8 @@ def test_permuted_channels_last_and_odd_strides_of_one(all_fast: AllFast, launch
         base.as_strided((120, 1), (1, 999)),
         base[0],
     ]
-    same(tree, F32)
-    all_fast(len(tree))
+    with all_fast(len(tree)):
+        same(tree, F32)
     assert launches(lambda: lite_ext.convert(tree, F32)) == 1
 
 
@@ -108,7 +103,7 @@ def test_sliced_expanded_and_overlapping_leaves() -> None:
 
 
 @pytest.mark.parametrize("counts", [[], [0], [0, 0, 0], [0, 5], [5, 0], [5, 0, 7], [0, 5, 0, 0, 7, 0]])
-def test_empty_leaves(launches: Launches, counts: list[int]) -> None:
+def test_empty_leaves(counts: list[int]) -> None:
     tree = [random(count, BF16) for count in counts]
     same(tree, F32)
     assert launches(lambda: lite_ext.convert(tree, F32)) == (1 if any(counts) else 0)
@@ -116,7 +111,7 @@ def test_empty_leaves(launches: Launches, counts: list[int]) -> None:
 
 @pytest.mark.parametrize("by", [-1, 0, 1])
 @pytest.mark.parametrize("full", [1, 2])
-def test_more_leaves_than_a_launch_holds(launches: Launches, full: int, by: int) -> None:
+def test_more_leaves_than_a_launch_holds(full: int, by: int) -> None:
     most = leaves_a_launch()
     counts = [3] * (full * most + by)
     for empty in (None, most - 1, most, len(counts)):
@@ -152,14 +147,3 @@ def test_each_output_has_a_storage_of_its_own() -> None:
     results[0].add_(1)
     assert [result._version for result in results[:3]] == [1, 0, 0]
     results[1].untyped_storage().resize_(4000)  # by the allocator that made it
-
-
-def test_a_build_without_cuda_warns_once(without_cuda: None) -> None:
-    tree = [random(5, BF16)]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        same(tree, F32)
-        same(tree, F32)
-    ours = [str(one.message) for one in caught if "built without CUDA" in str(one.message)]
-    assert len(ours) == 1
-    assert "--no-build-isolation" in ours[0]

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from devices import NEEDS_CUDA
 
 import lite_ext
 
-pytestmark = pytest.mark.cuda
+pytestmark = NEEDS_CUDA
 
 BF16, F32 = torch.bfloat16, torch.float32
 MIB = 2**20

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
+from devices import NEEDS_CUDA, SECOND, launches, needs_two_devices
 
 import lite_ext
 
-pytestmark = pytest.mark.cuda
+pytestmark = NEEDS_CUDA
 
 BF16, F32 = torch.bfloat16, torch.float32
 LONG = 50_000_000  # cycles: some tens of milliseconds
-
-Launches = Callable[[Callable[[], Any]], int]
 
 
 def leaves(count: int, device: torch.device | str = "cuda") -> list[torch.Tensor]:
@@ -36,30 +33,33 @@ def test_leaves_on_the_host_and_on_the_device() -> None:
 
 
 # github.com/NVIDIA/apex/issues/319 and 371, deepseek-ai/FlashMLA/pull/176.
-def test_leaves_on_a_device_that_is_not_current(second_device: torch.device) -> None:
+@needs_two_devices
+def test_leaves_on_a_device_that_is_not_current() -> None:
     assert torch.cuda.current_device() == 0
-    tree = leaves(5, second_device)
+    tree = leaves(5, SECOND)
     check(lite_ext.convert(tree, F32), tree)
     assert torch.cuda.current_device() == 0
 
 
-def test_leaves_on_several_devices(second_device: torch.device, launches: Launches) -> None:
-    tree = [leaf for pair in zip(leaves(5), leaves(5, second_device), strict=True) for leaf in pair]
+@needs_two_devices
+def test_leaves_on_several_devices() -> None:
+    tree = [leaf for pair in zip(leaves(5), leaves(5, SECOND), strict=True) for leaf in pair]
     check(lite_ext.convert(tree, F32), tree)
     assert launches(lambda: lite_ext.convert(tree, F32)) == 2
 
 
-def test_side_stream_of_another_device(second_device: torch.device) -> None:
-    tree = leaves(5, second_device)
-    torch.cuda.synchronize(second_device)
-    stream = torch.cuda.Stream(second_device)
-    with torch.cuda.device(second_device), torch.cuda.stream(stream):
+@needs_two_devices
+def test_side_stream_of_another_device() -> None:
+    tree = leaves(5, SECOND)
+    torch.cuda.synchronize(SECOND)
+    stream = torch.cuda.Stream(SECOND)
+    with torch.cuda.device(SECOND), torch.cuda.stream(stream):
         torch.cuda._sleep(LONG)
         for leaf in tree:
             leaf.fill_(3)
         with torch.cuda.device(0):
             results = lite_ext.convert(tree, F32)
-    torch.cuda.synchronize(second_device)
+    torch.cuda.synchronize(SECOND)
     check(results, tree)
 
 

@@ -9,7 +9,7 @@ DEPENDENCIES := $(VENV)/.dependencies
 BUILT := $(VENV)/.built
 CPP_BUILD := build/cpp
 CXX_SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name 'sources.txt')
-CXX_FILES := $(filter %.cpp %.h,$(CXX_SOURCES))
+CXX_FILES := $(filter %.cpp %.h,$(CXX_SOURCES)) $(shell find csrc -name '*.cu')
 
 # A second environment, for the build with CUDA: it needs nvcc and no device.
 TORCH_CUDA ?= torch==2.14.1
@@ -19,7 +19,7 @@ CUDA_BUILT := $(CUDA_VENV)/.built
 CUDA_SOURCES := $(CXX_SOURCES) $(shell find csrc -name '*.cu') csrc/sources_cuda.txt
 PYTHON_SOURCES := $(shell find lite_ext -name '*.py')
 
-.PHONY: demo test pytest ctest cuda-test bench lint format wheel clean
+.PHONY: demo test pytest ctest cuda-test gpu-check bench lint format wheel clean
 
 demo: $(BUILT)
 	$(BIN)/python examples/transformers_outputs.py
@@ -38,6 +38,10 @@ cuda-test: $(CUDA_BUILT)
 	mkdir -p build/cuda-test
 	cd build/cuda-test && ../../$(CUDA_VENV)/bin/python -m pytest -c ../../pyproject.toml --rootdir ../.. -p no:cacheprovider ../../tests
 	$(CUDA_VENV)/bin/python tools/check_cuda_kernel.py
+
+# On a machine with a GPU: build, tests, sanitizers, launches, benchmark. Without one it says so.
+gpu-check: $(CUDA_BUILT)
+	$(CUDA_VENV)/bin/python tools/gpu_check.py
 
 bench: $(BUILT)
 	$(BIN)/python benchmarks/convert.py

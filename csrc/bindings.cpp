@@ -74,6 +74,18 @@ PyObject* convert_inputs(PyObject* /*module*/, PyObject* const* args, Py_ssize_t
     });
 }
 
+PyObject* cast_tensors(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
+    return guarded([&] {
+        if (count != 2 || !PyList_CheckExact(args[0])) wrong_argument("cast_tensors takes (tensors: list, dtype)");
+        const lite_ext::tree::Ref all = lite_ext::tree::Ref::checked(PyLong_FromUnsignedLong(lite_ext::kKernelMask));
+        const lite_ext::tree::Ref no_names = lite_ext::tree::Ref::checked(PyFrozenSet_New(nullptr));
+        PyObject* const conversion[] = {args[0], args[1], all.get(), no_names.get()};
+        lite_ext::tree::Ref converted = lite_ext::cast_tensors(args[0], parse(conversion, false));
+        // The caller's list is never handed back.
+        return converted.get() == args[0] ? PySequence_List(args[0]) : converted.release();
+    });
+}
+
 constexpr const char* kForwardCapsule = "lite_ext.Forward";
 
 lite_ext::tree::Ref owned(const py::object& object) {
@@ -126,25 +138,13 @@ PyMethodDef fast_functions[] = {
     {"convert", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(convert)), METH_FASTCALL,
      "convert(tree, dtype, source_mask, skip, passthrough=None, /)\n--\n\nConvert the floating tensors of a "
      "tree."},
+    {"cast_tensors", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(cast_tensors)), METH_FASTCALL,
+     "cast_tensors(tensors, dtype, /)\n--\n\nConvert the floating tensors of a list."},
     {"convert_inputs", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(convert_inputs)), METH_FASTCALL,
      "convert_inputs(tree, dtype, source_mask, skip, /)\n--\n\n"
      "Convert a tree of inputs; return it with the dtypes seen and a handle to its originals."},
     {nullptr, nullptr, 0, nullptr},
 };
-
-py::object cast_tensors(const py::list& tensors, const py::object& dtype) {
-    const py::frozenset no_names = py::reinterpret_steal<py::frozenset>(PyFrozenSet_New(nullptr));
-    const py::int_ all(lite_ext::kKernelMask);
-    PyObject* args[] = {tensors.ptr(), dtype.ptr(), all.ptr(), no_names.ptr()};
-    try {
-        lite_ext::tree::Ref converted = lite_ext::cast_tensors(tensors.ptr(), parse(args, false));
-        // The caller's list is never handed back: cast_tensors makes a list of its own.
-        if (converted.get() == tensors.ptr()) return py::reinterpret_steal<py::object>(PySequence_List(tensors.ptr()));
-        return py::reinterpret_steal<py::object>(converted.release());
-    } catch (const PythonError&) {
-        throw py::error_already_set();
-    }
-}
 
 void register_node(const py::object& cls, const py::object& flatten, const py::object& unflatten) {
     try {
@@ -201,7 +201,6 @@ PYBIND11_MODULE(_C, m) {
     declined = py::module_::import("builtins").attr("object")().release().ptr();
     m.attr("DECLINED") = py::handle(declined);
     m.attr("MAX_DEPTH") = lite_ext::tree::kMaxDepth;
-    m.def("cast_tensors", cast_tensors, py::arg("tensors"), py::arg("dtype"), py::pos_only());
     m.def("register_node", register_node, py::arg("cls"), py::arg("flatten"), py::arg("unflatten"), py::pos_only());
     m.def("counters", counters, "Leaves by the way they were converted, and calls, since the import.");
     m.def("dtype_bit", dtype_bit, py::arg("dtype"), py::pos_only(), "The bit of a dtype in source masks, or 0.");

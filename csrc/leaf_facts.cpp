@@ -71,7 +71,8 @@ plan::LeafFacts leaf_facts(const at::Tensor& leaf, DType dtype) {
     const auto* autograd =
         static_cast<const torch::autograd::AutogradMeta*>(leaf.unsafeGetTensorImpl()->autograd_meta());
     const bool has_tangent = autograd != nullptr && autograd->fw_grad_ != nullptr;
-    facts.plain = !has_tangent && impl->is_non_overlapping_and_dense();
+    // A storage may have been freed under its tensor (resize_(0), as sharding does): ATen knows the error for that.
+    facts.plain = !has_tangent && impl->storage_initialized() && impl->is_non_overlapping_and_dense();
     return facts;
 }
 

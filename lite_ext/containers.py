@@ -48,10 +48,14 @@ def _slots(cls: type) -> tuple[tuple[type, str], ...]:
     )
 
 
-def _copy_state(source: Any, made: Any, keep: Callable[[Any], Any] = lambda value: value) -> None:
-    # torch.compile cannot ask an OrderedDict for its attributes.
+def _attributes(source: Any) -> Any:
+    # torch.compile cannot ask an OrderedDict for them.
     traced = type(source) is OrderedDict and torch.compiler.is_compiling()
-    state = None if traced else getattr(source, "__dict__", None)
+    return None if traced else getattr(source, "__dict__", None)
+
+
+def _copy_state(source: Any, made: Any, keep: Callable[[Any], Any] = lambda value: value) -> None:
+    state = _attributes(source)
     if state is source:  # a dict that is its own namespace stays one
         object.__setattr__(made, "__dict__", made)
     elif state:
@@ -136,7 +140,7 @@ def _rebuild_dict(source: Any, children: Children, values: list[Any]) -> Any:
     if base is defaultdict:
         made.default_factory = source.default_factory
     _copy_state(source, made)
-    state = getattr(made, "__dict__", None)
+    state = _attributes(made)
     for index, (name, old, new) in enumerate(zip(names, children.values, values, strict=True)):
         if new is old:
             continue

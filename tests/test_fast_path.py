@@ -175,3 +175,13 @@ def test_jit_trace_records_the_conversion(backend: Any) -> None:
 def test_profiler_under_a_conversion(backend: Any) -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         assert lite_ext.convert([low()], F32)[0].dtype == F32
+
+
+def test_a_source_without_its_memory_is_an_error(backend: Any) -> None:
+    leaf = torch.ones(4, dtype=torch.bfloat16)
+    leaf.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError) as expected:
+        leaf.to(torch.float32)
+    with pytest.raises(RuntimeError) as caught:
+        lite_ext.convert([leaf], torch.float32)
+    assert str(caught.value).split("\n")[0] == str(expected.value).split("\n")[0]

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the C++ tests in the folder given and runs them. GoogleTest comes from the system if it is installed, else
+# Builds the C++ tests in the folder given and runs them, plain and under the address and undefined-behaviour sanitizers.
+# GoogleTest comes from the system if it is installed, else
 # from Debian's package, unpacked into the build folder, else CMake fetches it.
 set -euo pipefail
 
@@ -38,6 +39,13 @@ if ! has_googletest; then
     [ -d "$unpacked/usr" ] && prefix=("-DCMAKE_PREFIX_PATH=$PWD/$unpacked/usr")
 fi
 
-cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPython3_EXECUTABLE="$(command -v python)" "${prefix[@]}"
-cmake --build "$build" --target cpp_tests
-ctest --test-dir "$build" --no-tests=error --output-on-failure
+run() {
+    local folder=$1
+    shift
+    cmake -S "$root" -B "$folder" -G Ninja -DPython3_EXECUTABLE="$(command -v python)" "${prefix[@]}" "$@"
+    cmake --build "$folder" --target cpp_tests
+    ctest --test-dir "$folder" --no-tests=error --output-on-failure
+}
+
+run "$build/sanitized" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DLITE_EXT_SANITIZE=address,undefined
+run "$build/plain" -DCMAKE_BUILD_TYPE=RelWithDebInfo

@@ -24,8 +24,11 @@ std::string field(PyObject* name) { return std::string(".").append(text(name, Py
 std::string item(PyObject* key) { return in_brackets(text(key, PyObject_Repr)); }
 
 std::string class_name(PyTypeObject* type) {
-    const Ref name = Ref::steal(PyType_GetQualName(type));
-    const char* utf8 = name ? PyUnicode_AsUTF8(name.get()) : nullptr;
+    // type's own lookup: a metaclass may answer differently.
+    const Ref attribute = Ref::steal(PyUnicode_FromString("__qualname__"));
+    const Ref name =
+        Ref::steal(attribute ? PyType_Type.tp_getattro(reinterpret_cast<PyObject*>(type), attribute.get()) : nullptr);
+    const char* utf8 = name && PyUnicode_Check(name.get()) ? PyUnicode_AsUTF8(name.get()) : nullptr;
     if (utf8 != nullptr) return utf8;
     PyErr_Clear();
     return type->tp_name;

@@ -19,6 +19,14 @@ CUDA_BUILT := $(CUDA_VENV)/.built
 CUDA_SOURCES := $(CXX_SOURCES) $(shell find csrc -name '*.cu') csrc/sources_cuda.txt
 PYTHON_SOURCES := $(shell find lite_ext -name '*.py')
 
+# The stamps hold which torch was installed: where another is asked for, they are out of date.
+ifneq ($(TORCH),$(shell cat $(DEPENDENCIES) 2>/dev/null))
+.PHONY: $(DEPENDENCIES)
+endif
+ifneq ($(TORCH_CUDA),$(shell cat $(CUDA_DEPENDENCIES) 2>/dev/null))
+.PHONY: $(CUDA_DEPENDENCIES)
+endif
+
 .PHONY: demo test pytest ctest cuda-test gpu-check bench lint format wheel clean
 
 demo: $(BUILT)
@@ -57,23 +65,27 @@ format: $(DEPENDENCIES)
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
 
+# What an earlier wheel was made from would be packed again, modules deleted since then included.
 wheel: $(BUILT)
+	rm -rf build/lib.*
 	$(BIN)/pip wheel --no-build-isolation --no-deps -w dist .
 
 $(DEPENDENCIES): requirements-dev.txt Makefile
+	rm -f $@
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	# In one command: what depends on torch must not bring another one.
 	$(BIN)/pip install --quiet "$(TORCH)" -r requirements-dev.txt
-	touch $@
+	echo "$(TORCH)" >$@
 
 $(BUILT): $(DEPENDENCIES) setup.py tools/cuda_build.py pyproject.toml $(filter-out csrc/tests/%,$(CXX_SOURCES))
 	$(BIN)/pip install --quiet --no-build-isolation --no-deps -e .
 	touch $@
 
 $(CUDA_DEPENDENCIES): requirements-dev.txt Makefile
+	rm -f $@
 	test -x $(CUDA_VENV)/bin/python || $(PYTHON) -m venv $(CUDA_VENV)
 	$(CUDA_VENV)/bin/pip install --quiet "$(TORCH_CUDA)" -r requirements-dev.txt
-	touch $@
+	echo "$(TORCH_CUDA)" >$@
 
 $(CUDA_BUILT): $(CUDA_DEPENDENCIES) setup.py tools/cuda_build.py pyproject.toml $(CUDA_SOURCES) $(PYTHON_SOURCES)
 	LITE_EXT_CUDA=1 $(CUDA_VENV)/bin/pip install --quiet --no-build-isolation --no-deps --force-reinstall .

@@ -11,17 +11,23 @@ from torch import Tensor
 
 TreeMaker = Callable[[Callable[..., Tensor]], Any]
 
-# How many times faster than Fabric each case should be. Printed beside the figure, never enforced.
-TARGETS: dict[str, float] = {
-    "tuple-1000": 8,
-    "hf-74": 9,
-    "tuple-1000/noop": 100,
-    "hf-74/noop": 30,
-    "tuple-1000/grad": 4,
-    "hf-74/grad": 4,
-    "tuple-1000/grad-parameters": 4,
-    "large-16M": 1,
+# How many times longer a peer should take in each case. Printed beside the figure, never enforced.
+TARGETS: dict[str, dict[str, float]] = {
+    "tuple-1000": {"fabric": 10, "optree": 7, "floor": 1.05},
+    "hf-74": {"fabric": 14, "optree": 8},
+    "one-tensor": {"fabric": 6, "optree": 8},
+    "detections-100": {"fabric": 12, "optree": 9},
+    "nested-729": {"fabric": 18, "optree": 11},
+    "tuple-1000/noop": {"fabric": 300, "optree": 250},
+    "hf-74/noop": {"fabric": 150, "optree": 70},
+    "detections-100/noop": {"fabric": 200, "optree": 80},
+    "tuple-1000/grad": {"fabric": 5},
+    "hf-74/grad": {"fabric": 5},
+    "tuple-1000/grad-parameters": {"fabric": 5},
+    "large-16M": {"fabric": 1, ".to": 3},
+    "tuple-100000": {"fabric": 6},
 }
+PAIR_SHARE = 0.8  # of the target of bfloat16 to float32, for every other pair of dtypes
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,7 @@ class Case:
         dtype: What the floating leaves are converted to.
         flat: Whether the tree is a tensor or a tuple of tensors, so that plain loops can be compared.
         grad: Whether the floating leaves require grad.
+        noop: Whether the leaves have the dtype already.
         optional: Whether the case runs only when asked for.
         peers: The peers to compare with; ``None`` means all that can.
     """
@@ -43,13 +50,18 @@ class Case:
     dtype: torch.dtype
     flat: bool = False
     grad: bool = False
+    noop: bool = False
     optional: bool = False
     peers: tuple[str, ...] | None = None
 
     @property
-    def target(self) -> float | None:
-        """The ratio to Fabric aimed at, if there is one."""
-        return TARGETS.get(self.name)
+    def targets(self) -> dict[str, float]:
+        """The ratios aimed at, by peer."""
+        if self.name in TARGETS:
+            return TARGETS[self.name]
+        tree, _, variant = self.name.partition("/")
+        pairs = {name: PAIR_SHARE * target for name, target in TARGETS.get(tree, {}).items() if name != "floor"}
+        return pairs if "-to-" in variant else {}
 
 
 def tuple_of(count: int, elements: int) -> TreeMaker:
@@ -105,14 +117,28 @@ TREES: dict[str, tuple[TreeMaker, bool]] = {
     "nested-729": (nested_dict, False),
 }
 
-LARGE_PEERS = ("fabric", ".to", "_foreach_copy_")
+LARGE_PEERS = ("fabric", ".to", "_foreach_copy_", "floor")
+PAIR_PEERS = ("fabric", "optree", ".to", "floor")
+
+DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
+
+
+def pair_cases() -> list[Case]:
+    """Return the tuple of 1,000 leaves once for every pair of dtypes other than bfloat16 to float32."""
+    make, flat = TREES["tuple-1000"]
+    return [
+        Case(f"tuple-1000/{a}-to-{b}", in_dtype(make, source), target, flat, peers=PAIR_PEERS)
+        for a, source in DTYPES.items()
+        for b, target in DTYPES.items()
+        if a != b and (a, b) != ("bf16", "f32")
+    ]
 
 
 def all_cases() -> list[Case]:
-    """Return every case: each tree from bfloat16, then without anything to convert, then with grad."""
+    """Return every case: each tree from bfloat16, then with nothing to convert, with grad, large, other dtypes."""
     low, high = torch.bfloat16, torch.float32
     cases = [Case(name, in_dtype(make, low), high, flat) for name, (make, flat) in TREES.items()]
-    cases += [Case(f"{name}/noop", in_dtype(make, high), high, flat) for name, (make, flat) in TREES.items()]
+    cases += [Case(f"{name}/noop", in_dtype(make, high), high, flat, noop=True) for name, (make, flat) in TREES.items()]
     for name in ("tuple-1000", "hf-74"):
         make, flat = TREES[name]
         cases.append(Case(f"{name}/grad", in_dtype(make, low, grad="output"), high, flat, grad=True))
@@ -122,4 +148,4 @@ def all_cases() -> list[Case]:
     cases.append(Case("large-16M", large, high, flat=True, peers=LARGE_PEERS))
     many = in_dtype(tuple_of(100_000, 64), low)
     cases.append(Case("tuple-100000", many, high, flat=True, optional=True))
-    return cases
+    return cases + pair_cases()

@@ -1,10 +1,10 @@
 """Time ``lite_ext.convert`` beside everything else that converts a tree.
 
-    python benchmarks/convert.py [--only hf-74 tuple-1000/noop] [--rounds 11] [--threads 1] [--json FILE]
+    python benchmarks/convert.py [--only hf-74 tuple-1000/noop] [--rounds 11] [--threads 1] [--floor] [--json FILE]
 
 One core is pinned, the garbage collector is on, and the rounds of all methods are interleaved, so that
 whatever else the machine does falls on all of them. A ratio is how many times longer a method takes than
-lite_ext, in medians of this run; the target stands beside the ratio to Fabric. A slow run is not an error:
+lite_ext, in medians of this run; the targets stand beside the ratios to Fabric and optree. A slow run is not an error:
 the exit status is about correctness only, which is checked before anything is timed.
 """
 
@@ -12,92 +12,47 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from statistics import median, quantiles
 from typing import Any
 
-import torch
 from cases import Case, all_cases
+from measure import Method, environment, markdown, pin, statistics, time_rounds
 from memory import LIMIT, report
 from peers import OURS, Peer, all_peers, check_equal
-from torch.utils.benchmark import Timer
 
 import lite_ext
 
-SECONDS_A_ROUND = 0.02  # of one method: long enough for the clock, short enough to interleave
+WITH_TARGET = ("fabric", "optree")  # the peers whose column has one of targets beside it
 
 
-def pin(threads: int) -> list[int]:
-    """Bind this process to ``threads`` cores and return them."""
-    torch.set_num_threads(threads)
-    if not hasattr(os, "sched_setaffinity"):
-        return []
-    cores = sorted(os.sched_getaffinity(0))[-threads:]
-    os.sched_setaffinity(0, cores)
-    return cores
-
-
-def timer(peer: Peer, case: Case, tree: Any, threads: int) -> Timer:
-    """Return a timer of ``peer`` on ``tree``; timeit turns the collector off, so the setup turns it on."""
-    names = {"convert": peer.convert, "tree": tree, "dtype": case.dtype}
-    return Timer("convert(tree, dtype)", "import gc; gc.enable()", globals=names, num_threads=threads)
-
-
-def time_case(case: Case, peers: list[Peer], rounds: int, threads: int) -> dict[str, list[float]]:
+def time_case(
+    case: Case, peers: list[Peer], rounds: int, threads: int, tick: Callable[[], None] = lambda: None
+) -> dict[str, list[float]]:
     """Return the seconds a call of every peer, one figure a round, rounds interleaved."""
     tree = case.make()
-    timers = {peer.name: timer(peer, case, tree, threads) for peer in peers}
-    numbers = {}
-    for name, one in timers.items():
-        one.timeit(1)
-        numbers[name] = max(1, round(SECONDS_A_ROUND / one.timeit(3).mean))
-    seconds: dict[str, list[float]] = {name: [] for name in timers}
-    order = list(timers)
-    for turn in range(rounds):
-        # Starting at another method each round keeps one from always following the same neighbour.
-        for name in order[turn % len(order) :] + order[: turn % len(order)]:
-            seconds[name].append(timers[name].timeit(numbers[name]).mean)
-    return seconds
+    methods = {
+        peer.name: Method("convert(tree, dtype)", {"convert": peer.convert, "tree": tree, "dtype": case.dtype})
+        for peer in peers
+    }
+    return time_rounds(methods, rounds, threads, tick)
 
 
 def summary(case: Case, seconds: dict[str, list[float]]) -> dict[str, Any]:
     """Return medians, quartiles and ratios of one case."""
-    methods = {}
-    for name, values in seconds.items():
-        low, _, high = quantiles(values, n=4) if len(values) > 1 else [values[0]] * 3
-        methods[name] = {
-            "median": median(values),
-            "q1": low,
-            "q3": high,
-            "min": min(values),
-            "rounds": values,
-        }
+    methods = {name: statistics(values) for name, values in seconds.items()}
     ours = methods[OURS]["median"]
     for method in methods.values():
         method["ratio"] = method["median"] / ours
-    return {"case": case.name, "target": case.target, "methods": methods}
+    return {"case": case.name, "targets": case.targets, "methods": methods}
 
 
 def cell(method: dict[str, Any] | None) -> str:
     """Show a ratio, or a dash for a method that does not do the case."""
-    return "-" if method is None else f"{method['ratio']:.1f}"
-
-
-def markdown(header: list[str], rows: list[list[str]]) -> str:
-    """Return a Markdown table whose columns line up as plain text too."""
-    rule = ["-"] * len(header)
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    lines = []
-    for row in [header, rule, *rows]:
-        fill = "-" if row is rule else " "
-        cells = [
-            c.ljust(w, fill) if i == 0 else c.rjust(w, fill) for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    if method is None:
+        return "-"
+    return f"{method['ratio']:.2f}" if method["ratio"] < 10 else f"{method['ratio']:,.1f}"
 
 
 def speed_table(results: list[dict[str, Any]], names: list[str]) -> str:
@@ -105,7 +60,7 @@ def speed_table(results: list[dict[str, Any]], names: list[str]) -> str:
     others = [name for name in names if name != OURS]
     header = ["case", f"{OURS} us", "spread"]
     for name in others:
-        header += [name, "target"] if name == "fabric" else [name]
+        header += [name, "target"] if name in WITH_TARGET else [name]
     rows = []
     for result in results:
         methods = result["methods"]
@@ -114,8 +69,9 @@ def speed_table(results: list[dict[str, Any]], names: list[str]) -> str:
         row = [result["case"], f"{1e6 * mine['median']:,.2f}", f"{spread:.0f} %"]
         for name in others:
             row.append(cell(methods.get(name)))
-            if name == "fabric":
-                row.append("-" if result["target"] is None else f"{result['target']:g}")
+            if name in WITH_TARGET:
+                target = result["targets"].get(name)
+                row.append("-" if target is None else f"{target:g}")
         rows.append(row)
     return markdown(header, rows)
 
@@ -139,24 +95,6 @@ def memory_table(rows: list[dict[str, Any]]) -> str:
     )
 
 
-def environment(cores: list[int], threads: int, peers: list[Peer], missing: list[str]) -> dict[str, Any]:
-    """Return what a reader needs to know of the machine and the versions."""
-    cpu = platform.processor()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        cpu = next((line.split(": ")[1] for line in info.read_text().splitlines() if "model name" in line), cpu)
-    return {
-        "cpu": cpu,
-        "cores": cores,
-        "threads": threads,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "lite_ext": lite_ext.build_info(),
-        "peers": {peer.name: peer.version for peer in peers},
-        "missing": missing,
-    }
-
-
 def choose(names: list[str] | None, many: bool) -> list[Case]:
     """Return the cases asked for; those that are optional only when named or with ``many``."""
     cases = all_cases()
@@ -175,19 +113,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--many", action="store_true", help="also a tuple of 100,000 leaves")
     parser.add_argument("--rounds", type=int, default=11, help="timed rounds of every method (default: 11)")
     parser.add_argument("--threads", type=int, default=1, help="threads and cores (default: 1)")
+    parser.add_argument("--floor", action="store_true", help="also the floor, compiled on first use")
     parser.add_argument("--no-memory", action="store_true", help="leave out the peak memory")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures here")
     options = parser.parse_args(arguments)
 
     cases = choose(options.only, options.many)
-    peers, missing = all_peers()
-    facts = environment(pin(options.threads), options.threads, peers, missing)
+    peers, missing = all_peers(options.floor)
+    facts = environment(pin(options.threads), options.threads)
+    facts |= {"peers": {peer.name: peer.version for peer in peers}, "missing": missing}
     print(
         f"{facts['cpu']}, {options.threads} thread(s), Python {facts['python']}, torch {facts['torch']}, "
         f"lite_ext {lite_ext.__version__} ({facts['lite_ext']['backend']} backend)"
     )
     if missing:
-        print(f"not installed, so not compared: {', '.join(missing)}")
+        print(f"not compared: {', '.join(missing)}")
     results = []
     for case in cases:
         able = [peer for peer in peers if peer.can_run(case)]

@@ -30,6 +30,7 @@ class Peer:
         flat_only: It takes a tensor or a tuple of tensors only.
         with_grad: It gives outputs that autograd knows.
         float32_only: It always converts to float32.
+        converts: It gives the values; the floor makes the outputs and leaves them as they are.
     """
 
     name: str
@@ -38,11 +39,13 @@ class Peer:
     flat_only: bool = False
     with_grad: bool = True
     float32_only: bool = False
+    converts: bool = True
 
     def can_run(self, case: Case) -> bool:
         """Return whether the peer does what ``case`` asks."""
         listed = case.peers is None or self.name == OURS or self.name in case.peers
         fits = (case.flat or not self.flat_only) and (self.with_grad or not case.grad)
+        fits = fits and (self.converts or not case.noop)
         return listed and fits and (case.dtype is torch.float32 or not self.float32_only)
 
     @property
@@ -57,11 +60,6 @@ class Peer:
 def floating_to(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert a floating tensor, return another as it is: the rule of Fabric's ``_convert_fp_tensor``."""
     return tensor.to(dtype) if torch.is_floating_point(tensor) else tensor
-
-
-def ours(tree: Any, dtype: torch.dtype) -> Any:
-    """Convert with lite_ext."""
-    return lite_ext.convert(tree, dtype)
 
 
 def torch_tree_map(tree: Any, dtype: torch.dtype) -> Any:
@@ -119,21 +117,36 @@ def optree() -> Peer:
     return Peer("optree", convert, "optree")
 
 
-def all_peers() -> tuple[list[Peer], list[str]]:
-    """Return the peers that are installed, lite_ext first, and the names of those that are not."""
-    peers = [Peer(OURS, ours, "lite_ext")]
+def floor() -> Peer:
+    """Return what makes and wraps the same outputs in C++, by torch's own allocation, without converting."""
+    from floor import load_floor
+
+    return Peer("floor", load_floor(), "torch", flat_only=True, with_grad=False, converts=False)
+
+
+def all_peers(with_floor: bool = False) -> tuple[list[Peer], list[str]]:
+    """Return the peers that can be had, lite_ext first, and the names of those that cannot.
+
+    ``with_floor`` adds the floor, which is compiled on first use.
+    """
+    peers = [Peer(OURS, lite_ext.convert, "lite_ext")]
     missing = []
     for make in (fabric, accelerate, optree):
         try:
             peers.append(make())
         except ImportError:
-            missing.append(make.__name__)
+            missing.append(f"{make.__name__} (not installed)")
     peers += [
         Peer("pytree", torch_tree_map, "torch"),
         Peer(".to", loop_to, "torch", flat_only=True),
         Peer(".float", loop_float, "torch", flat_only=True, float32_only=True),
         Peer("_foreach_copy_", foreach_copy, "torch", flat_only=True, with_grad=False),
     ]
+    if with_floor:
+        try:
+            peers.append(floor())
+        except ImportError as error:
+            missing.append(f"floor ({str(error).splitlines()[0]})")
     return peers, missing
 
 
@@ -146,6 +159,6 @@ def check_equal(peer: Peer, case: Case) -> None:
     if came != structure:
         raise ValueError(f"{peer.name} returns another tree for {case.name}")
     for index, (want, have) in enumerate(zip(wanted, got, strict=True)):
-        same = want.dtype is have.dtype and want.requires_grad is have.requires_grad and torch.equal(want, have)
-        if not same:
+        same = want.dtype is have.dtype and want.shape == have.shape and want.requires_grad is have.requires_grad
+        if not same or (peer.converts and not torch.equal(want, have)):
             raise ValueError(f"{peer.name} differs from Tensor.to at leaf {index} of {case.name}")

@@ -52,9 +52,12 @@ def check(info: dict[str, Any] | None = None) -> None:
         and built["python"] == sys.implementation.cache_tag
     )
     if not same:
+        abi = "C++11 ABI" if torch.compiled_with_cxx11_abi() else "old C++ ABI"
+        built_abi = "C++11 ABI" if built["cxx11_abi"] else "old C++ ABI"
         raise ImportError(
-            f"lite_ext was compiled for torch {built['torch']} (CUDA {built['cuda']}, {built['python']}); this is "
-            f"torch {torch.__version__} (CUDA {torch.version.cuda}, {sys.implementation.cache_tag}). {_REBUILD}"
+            f"lite_ext was compiled for torch {built['torch']} (CUDA {built['cuda']}, {built_abi}, {built['python']}); "
+            f"this is torch {torch.__version__} (CUDA {torch.version.cuda}, {abi}, {sys.implementation.cache_tag}). "
+            f"{_REBUILD}"
         )
 
 

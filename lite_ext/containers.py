@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import gc
 from collections import OrderedDict, UserDict, defaultdict, deque
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType, MemberDescriptorType
 from typing import Any, NamedTuple
@@ -32,7 +32,8 @@ class Kind(NamedTuple):
 
     matches: Callable[[type], bool]
     children: Callable[[Any], Children]
-    rebuild: Callable[[Any, Children, list[Any]], Any]  # of the source, its children and the new values
+    # Of the source, its children, the new values and the indices of those that changed.
+    rebuild: Callable[[Any, Children, list[Any], Collection[int]], Any]
     step: str | None = None  # what stands in a path for a child without a name
     reread: bool = False  # children may change under the walk
 
@@ -77,7 +78,7 @@ def _tuple_children(source: Any) -> Children:
     return Children(values, fields if type(fields) is tuple and len(fields) == len(values) else None)
 
 
-def _rebuild_tuple(source: Any, children: Children, values: list[Any]) -> Any:
+def _rebuild_tuple(source: Any, children: Children, values: list[Any], changed: Collection[int]) -> Any:
     if type(source) is tuple:
         return tuple(values)
     made = tuple.__new__(type(source), values)
@@ -91,7 +92,7 @@ def _structseq_children(source: Any) -> Children:
     return Children(values, fields if len(fields) == len(values) else None)
 
 
-def _rebuild_structseq(source: Any, children: Children, values: list[Any]) -> Any:
+def _rebuild_structseq(source: Any, children: Children, values: list[Any], changed: Collection[int]) -> Any:
     _, (_, hidden) = source.__reduce__()  # fields past the end of the sequence
     return type(source)(values, hidden)
 
@@ -100,7 +101,7 @@ def _list_children(source: Any) -> Children:
     return Children(list(source if type(source) is list else list.__iter__(source)))
 
 
-def _rebuild_list(source: Any, children: Children, values: list[Any]) -> Any:
+def _rebuild_list(source: Any, children: Children, values: list[Any], changed: Collection[int]) -> Any:
     if type(source) is list:
         return values
     made = list.__new__(type(source))
@@ -129,7 +130,7 @@ def _dict_children(source: Any) -> Children:
     return Children(values, names, keys)
 
 
-def _rebuild_dict(source: Any, children: Children, values: list[Any]) -> Any:
+def _rebuild_dict(source: Any, children: Children, values: list[Any], changed: Collection[int]) -> Any:
     base, names = _dict_base(type(source)), children.names or ()
     if type(source) is dict:
         return dict(zip(names, values, strict=True))
@@ -141,17 +142,19 @@ def _rebuild_dict(source: Any, children: Children, values: list[Any]) -> Any:
         made.default_factory = source.default_factory
     _copy_state(source, made)
     state = _attributes(made)
-    for index, (name, old, new) in enumerate(zip(names, children.values, values, strict=True)):
-        if new is old:
-            continue
+    for index in changed:
+        name = names[index]
         if index >= children.keys:
-            object.__setattr__(made, name, new)
-        elif state is not None and state is not made and isinstance(name, str) and state.get(name) is old:
-            state[name] = new  # an attribute that mirrors an item follows it
+            object.__setattr__(made, name, values[index])
+        elif state is not None and state is not made and isinstance(name, str):
+            # An attribute that mirrors an item follows it. torch.compile cannot compare containers by identity.
+            mirrors = name in state if torch.compiler.is_compiling() else state.get(name) is children.values[index]
+            if mirrors:
+                state[name] = values[index]
     return made
 
 
-def _rebuild_set(source: Any, children: Children, values: list[Any]) -> Any:
+def _rebuild_set(source: Any, children: Children, values: list[Any], changed: Collection[int]) -> Any:
     made: Any = set.__new__(type(source)) if isinstance(source, set) else frozenset.__new__(type(source), values)
     if isinstance(source, set):
         set.update(made, values)
@@ -164,7 +167,7 @@ def _set_iter(source: Any) -> Iterable[Any]:
     return frozenset.__iter__(source) if isinstance(source, frozenset) else set.__iter__(source)
 
 
-def _rebuild_deque(source: Any, children: Children, values: list[Any]) -> Any:
+def _rebuild_deque(source: Any, children: Children, values: list[Any], changed: Collection[int]) -> Any:
     made = deque.__new__(type(source))
     deque.__init__(made, values, source.maxlen)  # maxlen cannot be set elsewhere
     _copy_state(source, made)
@@ -188,12 +191,12 @@ def _dataclass_children(source: Any) -> Children:
     return Children(list(fields.values()), list(fields))
 
 
-def _rebuild_dataclass(source: Any, children: Children, values: list[Any]) -> Any:
+def _rebuild_dataclass(source: Any, children: Children, values: list[Any], changed: Collection[int]) -> Any:
     made = object.__new__(type(source))
     _copy_state(source, made)
-    for name, old, new in zip(children.names or (), children.values, values, strict=True):
-        if new is not old:
-            object.__setattr__(made, name, new)
+    names = children.names or ()
+    for index in changed:
+        object.__setattr__(made, names[index], values[index])
     return made
 
 
@@ -201,7 +204,7 @@ def _user_dict_children(source: Any) -> Children:
     return Children([source.__dict__["data"]] if "data" in source.__dict__ else [])
 
 
-def _rebuild_user_dict(source: Any, children: Children, values: list[Any]) -> Any:
+def _rebuild_user_dict(source: Any, children: Children, values: list[Any], changed: Collection[int]) -> Any:
     made = object.__new__(type(source))
     _copy_state(source, made)
     made.__dict__["data"] = values[0]
@@ -218,7 +221,7 @@ def _mapping_children(source: Any) -> Children:
     return Children([source[name] for name in names], names, len(names))
 
 
-def _rebuild_mapping(source: Any, children: Children, values: list[Any]) -> Any:
+def _rebuild_mapping(source: Any, children: Children, values: list[Any], changed: Collection[int]) -> Any:
     names = children.names or ()
     if hasattr(type(source), "__copy__"):
         made = copy.copy(source)
@@ -228,12 +231,11 @@ def _rebuild_mapping(source: Any, children: Children, values: list[Any]) -> Any:
         _copy_state(source, made, lambda value: copy.copy(value) if isinstance(value, dict) else value)
     if type(made) is not type(source) or made is source:
         raise TypeError("its copy is of another type")
-    for name, old, new in zip(names, children.values, values, strict=True):
-        if new is old:
-            continue
+    for index in changed:
+        name, old = names[index], children.values[index]
         if source[name] is not old:
             raise TypeError("it makes its values when they are read")
-        made[name] = new
+        made[name] = values[index]
         if source[name] is not old:
             source[name] = old
             raise TypeError("its copy shares its storage")
@@ -249,7 +251,7 @@ def _registered_children(source: Any) -> Children:
     return Children(list(flat[0]), context=flat[1])
 
 
-def _rebuild_registered(source: Any, children: Children, values: list[Any]) -> Any:
+def _rebuild_registered(source: Any, children: Children, values: list[Any], changed: Collection[int]) -> Any:
     return registry[type(source)][1](children.context, values)
 
 
@@ -287,7 +289,7 @@ KINDS = (
     Kind(
         lambda cls: cls is MappingProxyType,
         lambda source: Children(gc.get_referents(source)),  # its one reference: the mapping
-        lambda source, children, values: MappingProxyType(values[0]),
+        lambda source, children, values, changed: MappingProxyType(values[0]),
         "",
     ),
     Kind(_is_dataclass, _dataclass_children, _rebuild_dataclass),

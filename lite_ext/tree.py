@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -81,6 +81,10 @@ def _cannot(verb: str, place: _Place, error: Exception) -> TypeError:
     return TypeError(f"convert: cannot {verb} {name} at {path}: {error}; use lite_ext.register_node to say how")
 
 
+# An object that was met, and what became of it; a place, as long as the walk is in it.
+_Met: TypeAlias = "tuple[Any, _Leaf | _Node | _Place | None]"
+
+
 class _Walk:
     def __init__(self, mask: int, skip: frozenset[str]) -> None:
         self.leaves: list[_Leaf] = []
@@ -90,9 +94,11 @@ class _Walk:
         self._mask = mask
         self._skip = skip
         self._stack: list[tuple[_Place, dict[int, _Leaf | _Node]]] = []
-        # What became of each object; a place, as long as the walk is in it. It keeps the objects alive, for an
-        # address may otherwise be used twice.
-        self._memo: dict[int, tuple[Any, _Leaf | _Node | _Place | None]] = {}
+        # It keeps the objects alive, for an address may otherwise be used twice.
+        self._memo: dict[int, _Met] = {}
+        # A compiler guards on what id() says of an input, so that every call would be compiled again.
+        self._compiling = torch.compiler.is_compiling()
+        self._traced_leaves: dict[torch.Tensor, _Leaf] = {}
 
     def run(self, tree: Any) -> None:
         self._visit(tree)
@@ -116,8 +122,10 @@ class _Walk:
         kind = None if cls in (tuple, list, dict) and not child else kind_of(cls)
         if kind is None:
             return
-        if id(child) in self._memo:
-            change = self._memo[id(child)][1]
+        # Nor can it compare containers by identity; one that is shared is then rebuilt for each place that has it.
+        met = None if self._compiling else self._memo.get(id(child))
+        if met is not None:
+            change = met[1]
             if isinstance(change, _Place):
                 raise RecursionError(f"convert: a container holds itself at {_path(*self._here())}")
             self._deliver(change)
@@ -132,7 +140,8 @@ class _Walk:
             raise
         except Exception as error:
             raise _cannot("read", place, error) from error
-        self._memo[id(child)] = (child, place)
+        if not self._compiling:
+            self._memo[id(child)] = (child, place)
         self._stack.append((place, {}))
 
     def _visit_leaf(self, leaf: torch.Tensor) -> None:
@@ -141,11 +150,15 @@ class _Walk:
             self.seen[leaf.dtype] = self._here()
         if not bit & self._mask:
             return
-        if id(leaf) not in self._memo:
-            found = _Leaf(leaf)
-            self._memo[id(leaf)] = (leaf, found)
-            self.leaves.append(found)
-        self._deliver(self._memo[id(leaf)][1])
+        met = self._traced_leaves.get(leaf) if self._compiling else self._memo.get(id(leaf), (leaf, None))[1]
+        if met is None:
+            met = _Leaf(leaf)
+            if self._compiling:
+                self._traced_leaves[leaf] = met
+            else:
+                self._memo[id(leaf)] = (leaf, met)
+            self.leaves.append(met)
+        self._deliver(met)
 
     def _close(self, place: _Place, slots: dict[int, _Leaf | _Node]) -> None:
         change = None
@@ -154,7 +167,8 @@ class _Walk:
                 self._check_unchanged(place, slots)
             change = _Node(place, slots)
             self.nodes.append(change)
-        self._memo[id(place.source)] = (place.source, change)
+        if not self._compiling:
+            self._memo[id(place.source)] = (place.source, change)
         self._deliver(change)
 
     def _deliver(self, change: Any) -> None:
@@ -202,7 +216,7 @@ def _rebuild(walk: _Walk, tree: Any) -> Any:
         for index, change in node.slots.items():
             values[index] = change.result
         try:
-            node.result = place.kind.rebuild(place.source, place.children, values)
+            node.result = place.kind.rebuild(place.source, place.children, values, node.slots)
         except (MemoryError, RecursionError):
             raise
         except Exception as error:

@@ -63,6 +63,7 @@ class _BoundForward:
         return inspect.signature(self.__self__._original_module.forward)
 
     __func__ = property(lambda self: _forward)
+    __code__ = property(lambda self: _forward.__code__)  # torch.export says where a forward is
     __name__ = "forward"
 
 

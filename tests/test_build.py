@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,8 @@ def test_another_build_is_refused(change: dict[str, Any]) -> None:
     message = str(caught.value)
     assert message.startswith(f"lite_ext was compiled for torch {built['torch']} (CUDA {built['cuda']}, ")
     assert f"torch {torch.__version__} " in message
+    of_build, of_running = re.findall(r"torch \S+ \(.*?\)", message)
+    assert of_build != of_running  # what differs is named
     assert "pip install --force-reinstall --no-deps --no-build-isolation --no-cache-dir lite_ext" in message
 
 
@@ -139,6 +143,64 @@ def test_one_openmp_runtime_is_loaded() -> None:
     if not Path("/proc/self/maps").exists():
         pytest.skip("no /proc here")
     assert run(code).stdout.strip() == "1"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the sources, with what an earlier build left in them."""
+    copy = tmp_path / "checkout"
+    copy.mkdir()
+    for folder in (".ci", "benchmarks", "csrc", "examples", "lite_ext", "tests", "tools"):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for path in ROOT.iterdir():
+        if path.is_file() and (not path.name.startswith(".") or path.name == ".clang-format"):
+            shutil.copy(path, copy)
+    (copy / "lite_ext" / "_build_info.json").write_text("{}")
+    (copy / "lite_ext" / "_C.cpython-27.so").touch()
+    return copy
+
+
+def run_setup(checkout: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "setup.py", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+        cwd=checkout,
+    )
+
+
+def test_the_source_distribution_holds_the_sources_and_nothing_built(checkout: Path) -> None:
+    sources = {path.relative_to(checkout).as_posix() for path in checkout.rglob("*") if path.is_file()}
+    made = run_setup(checkout, "--quiet", "sdist", "--dist-dir", "dist", LITE_EXT_CUDA="0")
+    assert made.returncode == 0, made.stderr
+    (archive,) = (checkout / "dist").iterdir()
+    with tarfile.open(archive) as packed:
+        held = {member.name.partition("/")[2] for member in packed.getmembers() if member.isfile()}
+    assert sources - held == {"lite_ext/_build_info.json", "lite_ext/_C.cpython-27.so"}
+    assert {name for name in held - sources if ".egg-info/" not in name} == {"PKG-INFO", "setup.cfg"}
+
+
+def test_a_build_without_torch_says_what_to_do(checkout: Path) -> None:
+    """As in an isolated build, where pip installs only what the build requires."""
+    hidden = checkout.parent / "hidden"
+    (hidden / "torch").mkdir(parents=True)
+    (hidden / "torch" / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")")
+    result = run_setup(checkout, "--version", PYTHONPATH=str(hidden))
+    assert result.returncode == 1
+    assert result.stderr.strip() == (
+        "lite_ext is compiled against the torch you will run it with, and no torch can be imported here "
+        "(No module named 'torch'). Install torch first, then build without isolation: "
+        "pip install --no-build-isolation ."
+    )
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")
+def test_a_build_with_cuda_for_a_torch_without_is_refused(checkout: Path) -> None:
+    result = run_setup(checkout, "--version", LITE_EXT_CUDA="1")
+    assert result.returncode == 1
+    assert result.stderr.strip() == f"LITE_EXT_CUDA=1, but torch {torch.__version__} was built without CUDA"
 
 
 class TestCudaDecision:

@@ -4,7 +4,8 @@
 # from Debian's package, unpacked into the build folder, else CMake fetches it.
 set -euo pipefail
 
-build=$1
+mkdir -p "$1"
+build=$(cd "$1" && pwd)
 root=$(cd "$(dirname "$0")/.." && pwd)
 unpacked=$build/googletest
 
@@ -32,11 +33,14 @@ unpack_debian_package() {
     rm -rf "$packages"
 }
 
-mkdir -p "$build"
 prefix=()
 if ! has_googletest; then
-    [ -d "$unpacked/usr" ] || unpack_debian_package || echo "GoogleTest is not installed: CMake will fetch it"
-    [ -d "$unpacked/usr" ] && prefix=("-DCMAKE_PREFIX_PATH=$PWD/$unpacked/usr")
+    [ -d "$unpacked/usr" ] || unpack_debian_package || true
+    if has_googletest "-DCMAKE_PREFIX_PATH=$unpacked/usr"; then
+        prefix=("-DCMAKE_PREFIX_PATH=$unpacked/usr")
+    else
+        echo "GoogleTest is not installed: CMake will fetch it"
+    fi
 fi
 
 run() {

@@ -21,7 +21,7 @@ from lite_ext import _build
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 
-import cuda_build  # noqa: E402
+import cuda_build
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -316,6 +316,9 @@ class LiteModule(nn.Module):
         self._forward_methods.add(name)
 
     def _call_marked(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._skip_inputs:
+            # The names to skip are those of this method's parameters, not of the forward's.
+            args, kwargs = _by_name(method, args, kwargs)
         if self._redirect is None:
             return self._run(method, args, kwargs)
 
@@ -511,6 +514,17 @@ def _positions(module: nn.Module, names: frozenset[str]) -> frozenset[int]:
     parameters = inspect.signature(module.forward).parameters.values()
     order = [parameter.name for parameter in parameters if parameter.kind in positional]
     return frozenset(at for at, name in enumerate(order) if name in names)
+
+
+def _by_name(
+    method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call with those passed by position given by name, where that can be done."""
+    parameters = list(inspect.signature(method).parameters.values())
+    order = [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    if len(args) > len(order) or any(p.kind is inspect.Parameter.POSITIONAL_ONLY for p in parameters):
+        return args, kwargs
+    return (), {**dict(zip(order, args, strict=False)), **kwargs}
 
 
 _precision = precision

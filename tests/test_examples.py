@@ -131,12 +131,14 @@ LEAVES = {
 
 def test_benchmark_trees_have_the_leaves_they_say(bench: dict[str, ModuleType]) -> None:
     cases = [case for case in bench["cases"].all_cases() if not case.optional]
-    assert set(bench["cases"].TARGETS) <= {case.name for case in cases}
+    assert set(bench["cases"].TARGETS) <= {case.name for case in bench["cases"].all_cases()}
     for case in cases:
         leaves = torch.utils._pytree.tree_leaves(case.make())
         assert len(leaves) == LEAVES[case.name.split("/")[0]]
         floating = {leaf.dtype for leaf in leaves if leaf.is_floating_point()}
-        assert floating == {torch.float32 if case.name.endswith("/noop") else torch.bfloat16}
+        variant = case.name.partition("/")[2]
+        pair = variant.partition("-to-")[0] if "-to-" in variant else "bf16"
+        assert floating == {case.dtype if case.noop else bench["cases"].DTYPES[pair]}
         assert all(leaf.requires_grad is case.grad for leaf in leaves)
 
 

@@ -346,3 +346,18 @@ def test_distributed_data_parallel() -> None:
     with pytest.raises(RuntimeError, match="mark_forward_method"):
         model.by_forward(X)
     assert "forward" not in vars(inner)
+
+
+def test_a_skipped_parameter_is_that_of_the_method() -> None:
+    class TwoOrders(nn.Module):
+        def forward(self, scale: torch.Tensor, x: torch.Tensor) -> Any:
+            return scale.dtype, x.dtype
+
+        def validation_step(self, x: torch.Tensor, scale: torch.Tensor) -> Any:
+            return scale.dtype, x.dtype
+
+    model = LiteModule(TwoOrders(), "bf16-mixed", skip_inputs=("scale",))
+    one = torch.ones(1)
+    assert model(one, one) == (torch.float32, torch.bfloat16)
+    assert model.validation_step(one, one) == (torch.float32, torch.bfloat16)
+    assert model.validation_step(one, scale=one) == (torch.float32, torch.bfloat16)

@@ -27,6 +27,9 @@ class TrainerPrecision(InputConversion, Precision):
     Raises:
         TypeError, ValueError: As :class:`lite_ext.integrations.lightning.FusedPrecision`.
 
+    A batch that is a frozen dataclass is converted, but Lightning refuses to move it to the device, which it does
+    before: override ``transfer_batch_to_device``. There is no plugin for the Trainer's FSDP strategy.
+
     To convert outputs, wrap the module that your ``LightningModule`` calls: ``lite_ext.LiteModule(net)``.
     """
 

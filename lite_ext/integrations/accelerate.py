@@ -78,8 +78,7 @@ class PreparedForward:
 class _Original:
     """The original forward as a function of the model.
 
-    Accelerate unwraps until it meets what equals the original; past that it would take off the decorators of the
-    model's author too.
+    It has no ``__wrapped__``: there Accelerate would go on, and take off the decorators of the model's author too.
     """
 
     __name__ = "forward"
@@ -91,12 +90,6 @@ class _Original:
         if isinstance(self._original, MethodType):
             return self._original.__func__(model, *args, **kwargs)
         return self._original(*args, **kwargs)
-
-    def __eq__(self, other: object) -> bool:
-        return bool((other._original if isinstance(other, _Original) else other) == self._original)
-
-    def __hash__(self) -> int:
-        return hash(self._original)
 
     @property
     def __signature__(self) -> inspect.Signature:

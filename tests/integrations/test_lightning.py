@@ -607,22 +607,131 @@ def test_subclass_with_another_rule() -> None:
     assert make_fabric(Mine("bf16-mixed")).setup_module(Echo())(torch.ones(1, 4))["mine"]
 
 
+# ---------------------------------------------------------------- the Trainer
+
+
+def fit(plugin: Any, folder: Path, **settings: Any) -> tuple[list[float], list[Any]]:
+    from lightning.pytorch import LightningModule, Trainer
+
+    class Task(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+            self.losses: list[float] = []
+            self.batch_dtypes: list[Any] = []
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            x = batch.y if isinstance(batch, Frozen) else batch["x"]
+            self.batch_dtypes.append(x.dtype if isinstance(batch, Frozen) else (x.dtype, batch["scale"].dtype))
+            loss = self.net(x).float().square().mean()
+            self.losses.append(loss.item())
+            return loss
+
+        def transfer_batch_to_device(self, batch: Any, device: torch.device, index: int) -> Any:
+            # Lightning's own moving of batches refuses frozen dataclasses, before any plugin is asked.
+            return batch if isinstance(batch, Frozen) else super().transfer_batch_to_device(batch, device, index)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    torch.manual_seed(0)
+    task = Task()
+    batches = settings.pop("batches", None) or [{"x": torch.randn(2, 4), "scale": torch.ones(1)} for _ in range(4)]
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=1,
+        plugins=plugin,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        **settings,
+    )
+    trainer.fit(task, torch.utils.data.DataLoader(batches, batch_size=None))
+    return task.losses, task.batch_dtypes
+
+
+TRAINER_WARNINGS = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),  # of the data loader's workers and the missing logger
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+
+def trainer_test(function: Any) -> Any:
+    for mark in TRAINER_WARNINGS:
+        function = mark(function)
+    return function
+
+
+@trainer_test
+@pytest.mark.parametrize("precision", INNER)
+def test_trainer_has_the_same_losses(precision: str, tmp_path: Path) -> None:
+    from lightning.pytorch.plugins import precision as own
+
+    from lite_ext.integrations.lightning import TrainerPrecision
+
+    makes = {
+        "32-true": own.Precision,
+        "64-true": own.DoublePrecision,
+        "16-true": lambda: own.HalfPrecision("16-true"),
+        "bf16-true": lambda: own.HalfPrecision("bf16-true"),
+        "16-mixed": lambda: own.MixedPrecision("16-mixed", "cpu"),
+        "bf16-mixed": lambda: own.MixedPrecision("bf16-mixed", "cpu"),
+    }
+    theirs = makes[precision]()
+    ours = TrainerPrecision(precision, device="cpu")
+    assert isinstance(ours, type(theirs))
+    assert ours.precision == precision
+    settings = {"gradient_clip_val": 0.5}
+    losses, dtypes = fit(ours, tmp_path, **settings)
+    wanted, wanted_dtypes = fit(theirs, tmp_path, **settings)
+    assert losses == wanted
+    assert len(set(losses)) == 4
+    assert dtypes == wanted_dtypes
+    skipped = TrainerPrecision(precision, skip_inputs=["scale"], device="cpu")
+    assert fit(skipped, tmp_path, **settings)[1] == [(x, F32) for x, _ in dtypes]
+
+
+@trainer_test
+def test_trainer_takes_frozen_dataclasses(tmp_path: Path) -> None:
+    from lite_ext.integrations.lightning import TrainerPrecision
+
+    batch = Frozen(torch.ones(2, 4))
+    converted = TrainerPrecision("bf16-true").convert_input(batch)
+    assert (type(converted), converted.y.dtype, converted.note) == (Frozen, BF16, "kept")
+    losses, dtypes = fit(TrainerPrecision("bf16-true"), tmp_path, batches=[batch] * 2)
+    assert (len(losses), dtypes) == (2, [BF16, BF16])
+
+
+@trainer_test
+def test_trainer_refuses_two_precisions() -> None:
+    from lightning.pytorch import Trainer
+
+    from lite_ext.integrations.lightning import TrainerPrecision
+
+    with pytest.raises(ValueError, match="Received both"):
+        Trainer(accelerator="cpu", precision="bf16-true", plugins=TrainerPrecision("bf16-true"))
+
+
 # ---------------------------------------------------------------- the extra
 
 
 @pytest.mark.parametrize(("module", "extra"), [("lightning", "lightning"), ("accelerate", "accelerate")])
-def test_missing_extra(module: str, extra: str) -> None:
+def test_missing_extra(module: str, extra: str, tmp_path: Path) -> None:
     code = f"import sys; sys.modules[{module!r}] = None\nimport lite_ext.integrations.{module}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert f"pip install 'lite_ext[{extra}]'" in done.stderr.splitlines()[-1]
     assert done.stderr.splitlines()[-1].startswith("ImportError")
 
 
-def test_nothing_but_torch_is_imported() -> None:
+def test_nothing_but_torch_is_imported(tmp_path: Path) -> None:
     code = (
         "import sys, lite_ext, lite_ext.integrations\n"
         "bad = {'lightning', 'accelerate', 'transformers', 'lightning_utilities'} & set(sys.modules)\n"
         "assert not bad, bad"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120)

@@ -41,10 +41,10 @@ pytest: $(BUILT)
 ctest: $(DEPENDENCIES)
 	PATH="$(CURDIR)/$(BIN):$$PATH" tools/ctest.sh $(CPP_BUILD)
 
-# The whole test-suite with the CUDA build, away from the checkout so that the installed package is the one tested.
+# The test-suite with the CUDA build (but for third parties' models and drop-ins, which the CPU build holds), away from the checkout so that the installed package is the one tested.
 cuda-test: $(CUDA_BUILT)
 	mkdir -p build/cuda-test
-	cd build/cuda-test && ../../$(CUDA_VENV)/bin/python -m pytest -c ../../pyproject.toml --rootdir ../.. -p no:cacheprovider ../../tests
+	cd build/cuda-test && ../../$(CUDA_VENV)/bin/python -m pytest -c ../../pyproject.toml --rootdir ../.. -p no:cacheprovider ../../tests --ignore ../../tests/models --ignore ../../tests/integrations
 	$(CUDA_VENV)/bin/python tools/check_cuda_kernel.py
 
 # On a machine with a GPU: build, tests, sanitizers, launches, benchmark. Without one it says so.

@@ -27,22 +27,16 @@ using lite_ext::tree::PythonError;
 // The arguments (tree, dtype, source_mask, skip, ...) that the conversions share. lite_ext/convert.py has
 // checked what users pass; these checks keep a wrong internal call from crashing.
 Conversion parse(PyObject* const* args, bool dtype_optional) {
-    Conversion conversion{};
-    if (dtype_optional && args[1] == Py_None) {
-        conversion.dtype_object = nullptr;
-        conversion.target = lite_ext::DType::none;
-    } else {
-        if (!THPDtype_Check(args[1])) wrong_argument("dtype must be a torch.dtype");
-        conversion.dtype_object = args[1];
-        conversion.scalar_type = reinterpret_cast<THPDtype*>(args[1])->scalar_type;
-        conversion.target = lite_ext::tree::dtype_of(conversion.scalar_type);
-        if (conversion.target == lite_ext::DType::none) wrong_argument("dtype must be a floating dtype");
-    }
+    PyObject* dtype = dtype_optional && args[1] == Py_None ? nullptr : args[1];
+    if (dtype != nullptr && !THPDtype_Check(dtype)) wrong_argument("dtype must be a torch.dtype");
     const unsigned long mask = PyLong_AsUnsignedLong(args[2]);
     if (mask == static_cast<unsigned long>(-1) && PyErr_Occurred() != nullptr) throw PythonError();
     if (!PyFrozenSet_CheckExact(args[3])) wrong_argument("skip must be a frozenset");
-    conversion.source_mask = static_cast<std::uint32_t>(mask) & lite_ext::kAllMask;
-    conversion.skip = args[3];
+    const Conversion conversion =
+        lite_ext::conversion_to(dtype, static_cast<std::uint32_t>(mask) & lite_ext::kAllMask, args[3]);
+    if (dtype != nullptr && conversion.target == lite_ext::DType::none) {
+        wrong_argument("dtype must be a floating dtype");
+    }
     return conversion;
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/ops/to.h>
 #include <c10/util/Exception.h>
 #include <pybind11/gil.h>
+#include <torch/csrc/Dtype.h>
 
 #include <memory>
 #include <optional>
@@ -23,6 +24,7 @@ namespace lite_ext {
 
 using tree::Ref;
 
+// Remembers which tensor each converted input came from.
 class Passthrough {
    public:
     static constexpr const char* kCapsuleName = "lite_ext.Passthrough";
@@ -279,6 +281,19 @@ Ref pack(const tree::Flat& flat, const std::vector<Ref>& converted) {
 }  // namespace
 
 const Counters& counters() { return counted; }
+
+Conversion conversion_to(PyObject* dtype, std::uint32_t source_mask, PyObject* skip) {
+    Conversion conversion{.dtype_object = dtype,
+                          .scalar_type = c10::ScalarType::Undefined,
+                          .target = DType::none,
+                          .source_mask = source_mask,
+                          .skip = skip};
+    if (dtype != nullptr) {
+        conversion.scalar_type = reinterpret_cast<THPDtype*>(dtype)->scalar_type;
+        conversion.target = tree::dtype_of(conversion.scalar_type);
+    }
+    return conversion;
+}
 
 Ref convert(PyObject* tree, const Conversion& conversion, PyObject* passthrough) {
     ++counted.calls;

@@ -20,9 +20,8 @@ struct Conversion {
     PyObject* skip;  // frozenset of names
 };
 
-// Remembers which tensor each converted input came from.
-class Passthrough;
-using PassthroughPtr = const Passthrough*;
+// A conversion to `dtype`, a torch.dtype or NULL.
+Conversion conversion_to(PyObject* dtype, std::uint32_t source_mask, PyObject* skip);
 
 // Returns the converted tree. A leaf that is a converted input, unchanged since, whose original has the
 // target dtype is replaced by that original. Raises through tree::PythonError or as a C++ exception.

@@ -31,19 +31,6 @@ class AutocastGuard {
 
 c10::ScalarType scalar_type(PyObject* dtype) { return reinterpret_cast<THPDtype*>(dtype)->scalar_type; }
 
-Conversion conversion_to(PyObject* dtype, std::uint32_t source_mask, PyObject* skip) {
-    Conversion conversion{.dtype_object = dtype,
-                          .scalar_type = c10::ScalarType::Undefined,
-                          .target = DType::none,
-                          .source_mask = source_mask,
-                          .skip = skip};
-    if (dtype != nullptr) {
-        conversion.scalar_type = scalar_type(dtype);
-        conversion.target = tree::dtype_of(conversion.scalar_type);
-    }
-    return conversion;
-}
-
 bool torch_must_call(const Forward& forward) {
     if (torch::jit::tracer::isTracing()) return true;
     for (const Ref& hooks : forward.hook_dicts) {

@@ -72,18 +72,20 @@ class Rebuild {
                                                        reinterpret_cast<PyObject*>(type()), argument, nullptr));
     }
 
-    // `size` items of the source's array, the slots' values among them.
-    Ref tuple(Py_ssize_t size) const {
+    // `size` items of the array of `old`, a tuple, with the slots' values set.
+    Ref with_values(PyObject* old, Py_ssize_t size) const {
         Ref items = Ref::checked(PyTuple_New(size));
         auto slot = slots_.begin();
         for (Py_ssize_t i = 0; i < size; ++i) {
-            PyObject* item = reinterpret_cast<PyTupleObject*>(source())->ob_item[i];
+            PyObject* item = reinterpret_cast<PyTupleObject*>(old)->ob_item[i];
             if (slot != slots_.end() && slot->index == i) item = value(*slot++);
             Py_XINCREF(item);
             PyTuple_SET_ITEM(items.get(), i, item);
         }
         return items;
     }
+
+    Ref tuple(Py_ssize_t size) const { return with_values(source(), size); }
 
     Ref tuple_subclass() const {
         Ref made = allocate(&PyTuple_Type, tuple(Py_SIZE(source())).get());
@@ -132,11 +134,10 @@ class Rebuild {
         const auto set_item = ordered ? PyODict_SetItem : PyDict_SetItem;
         const Py_ssize_t items = PyLong_AsSsize_t(node_.expansion.extra.get());
 
-        auto slot = slots_.begin();
+        const Ref values = children();
         for (Py_ssize_t i = 0; i < items; ++i) {
-            PyObject* item = PyTuple_GET_ITEM(node_.expansion.values.get(), i);
-            if (slot != slots_.end() && slot->index == i) item = value(*slot++);
-            check(set_item(made.get(), PyTuple_GET_ITEM(node_.expansion.keys.get(), i), item));
+            PyObject* name = PyTuple_GET_ITEM(node_.expansion.keys.get(), i);
+            check(set_item(made.get(), name, PyTuple_GET_ITEM(values.get(), i)));
         }
         same_length(items, PyDict_GET_SIZE(made.get()));
         if (defaults) {
@@ -168,15 +169,7 @@ class Rebuild {
     // The children with the slots' values set, as a tuple.
     Ref children() const {
         PyObject* values = node_.expansion.values.get();
-        Ref items = Ref::checked(PyTuple_New(PyTuple_GET_SIZE(values)));
-        auto slot = slots_.begin();
-        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(values); ++i) {
-            PyObject* item = PyTuple_GET_ITEM(values, i);
-            if (slot != slots_.end() && slot->index == i) item = value(*slot++);
-            Py_INCREF(item);
-            PyTuple_SET_ITEM(items.get(), i, item);
-        }
-        return items;
+        return with_values(values, PyTuple_GET_SIZE(values));
     }
 
     Ref set() const {
@@ -277,8 +270,7 @@ Ref rebuild(Flat& flat, const std::vector<Ref>& leaves) {
             caught.raise("rebuild", node.source.get(), path_of(flat, node));
         }
     }
-    const std::vector<Ref>& nodes = leaves;
-    if (flat.root >= 0) return Ref::borrow(nodes[static_cast<std::size_t>(flat.root)].get());
+    if (flat.root >= 0) return Ref::borrow(leaves[static_cast<std::size_t>(flat.root)].get());
     return Ref::borrow(flat.nodes[static_cast<std::size_t>(~flat.root)].result.get());
 }
 

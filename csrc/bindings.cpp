@@ -4,6 +4,7 @@
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/library.h>
 
 #include "cast/cpu/cast_cpu.h"
 #include "cast/cpu/storage_pool.h"
@@ -184,6 +185,11 @@ int dtype_bit(const py::object& dtype) {
 }
 
 }  // namespace
+
+// What it does is in registered_op.cpp.
+TORCH_LIBRARY(lite_ext, library) {
+    library.def("cast(Tensor[] tensors, ScalarType dtype) -> Tensor[]", {at::Tag::pt2_compliant_tag});
+}
 
 PYBIND11_MODULE(_C, m) {
     try {

@@ -16,6 +16,7 @@
 #include "cast/cuda/launch_cuda.h"
 #include "leaf_facts.h"
 #include "plan/plan.h"
+#include "profile.h"
 #include "tree/leaf.h"
 #include "tree/rebuild.h"
 #include "tree/walk.h"
@@ -24,7 +25,6 @@ namespace lite_ext {
 
 using tree::Ref;
 
-// Remembers which tensor each converted input came from.
 class Passthrough {
    public:
     static constexpr const char* kCapsuleName = "lite_ext.Passthrough";
@@ -278,6 +278,16 @@ Ref pack(const tree::Flat& flat, const std::vector<Ref>& converted) {
     return capsule;
 }
 
+// Bytes of the outputs, as far as the leaves are plain: what others need is theirs to know.
+std::int64_t output_bytes(const tree::Flat& flat, c10::ScalarType type) {
+    std::int64_t elements = 0;
+    for (const Ref& leaf : flat.leaves) {
+        if (!tree::is_plain_tensor_type(Py_TYPE(leaf.get()))) continue;
+        elements += THPVariable_Unpack(leaf.get()).sym_numel().maybe_as_int().value_or(0);
+    }
+    return elements * static_cast<std::int64_t>(c10::elementSize(type));
+}
+
 }  // namespace
 
 const Counters& counters() { return counted; }
@@ -301,6 +311,8 @@ Ref convert(PyObject* tree, const Conversion& conversion, PyObject* passthrough)
     Workspace& work = *lease;
     tree::walk(tree, {.convert = convert_mask(conversion), .skip = skip_or_null(conversion)}, work.flat);
     if (work.flat.root == tree::kUnchanged) return Ref::borrow(tree);
+    const auto bytes = [&] { return output_bytes(work.flat, conversion.scalar_type); };
+    const ProfileRange range("lite_ext::convert", work.flat.leaves.size(), bytes);
     Cast(conversion, unpack(passthrough), work).run();
     return tree::rebuild(work.flat, work.converted);
 }
@@ -312,6 +324,8 @@ Inputs convert_inputs(PyObject* tree, const Conversion& conversion) {
     tree::walk(tree, {.convert = convert_mask(conversion), .skip = skip_or_null(conversion)}, work.flat);
     const std::uint32_t seen = work.flat.seen & kKernelMask;
     if (work.flat.root == tree::kUnchanged) return {Ref::borrow(tree), seen, Ref()};
+    const auto bytes = [&] { return output_bytes(work.flat, conversion.scalar_type); };
+    const ProfileRange range("lite_ext::convert_inputs", work.flat.leaves.size(), bytes);
     Cast(conversion, nullptr, work).run();
     Ref converted = tree::rebuild(work.flat, work.converted);
     return {std::move(converted), seen, pack(work.flat, work.converted)};

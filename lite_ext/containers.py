@@ -137,7 +137,9 @@ def _rebuild_dict(source: Any, children: Children, values: list[Any], changed: C
     base, names = _dict_base(type(source)), children.names or ()
     if type(source) is dict:
         return dict(zip(names, values, strict=True))
-    made = base.__new__(type(source))
+    # OrderedDict.__new__ loses the subclass where torch 2.14 traces it.
+    traced = base is OrderedDict and type(source) is not OrderedDict and torch.compiler.is_dynamo_compiling()
+    made = (dict if traced else base).__new__(type(source))
     for name, value in zip(names[: children.keys], values, strict=False):
         base.__setitem__(made, name, value)
     _same_length(children.keys, dict.__len__(made))

@@ -10,6 +10,7 @@ from torch.compiler import is_compiling
 
 from lite_ext import tree as reference
 from lite_ext._backend import backend
+from lite_ext._symbolic import Traced, proxy_classes, record_call, refuse
 from lite_ext.dtypes import DEFAULT_SOURCE_MASK, FLOATING_BITS, check_dtype, skip_names, source_mask
 
 T = TypeVar("T")
@@ -51,8 +52,20 @@ def convert(tree: T, dtype: torch.dtype, *, source: Iterable[torch.dtype] | None
         check_dtype(dtype)
     mask = DEFAULT_SOURCE_MASK if source is None else source_mask(source)
     names = _NO_NAMES if skip == () else skip_names(skip)
-    converted: T = (reference.convert if is_compiling() else _convert)(tree, dtype, mask, names)
+    try:
+        converted: T = (reference.convert if is_compiling() else _convert)(tree, dtype, mask, names)
+    except TypeError as error:
+        return _recorded(error, tree, dtype, mask, names)
     return converted
+
+
+def _recorded(error: TypeError, tree: T, dtype: torch.dtype, mask: int, names: frozenset[str]) -> T:
+    """Return what stands for the converted tree in a graph of torch.fx, if it is that which stopped the walk."""
+    if not isinstance(error.__cause__, Traced):
+        raise error
+    source = [named for named, bit in FLOATING_BITS.items() if bit & mask]
+    recorded: T = record_call(convert, (tree, dtype), {"source": source, "skip": sorted(names)})
+    return recorded
 
 
 def cast_tensors(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
@@ -69,6 +82,9 @@ def cast_tensors(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> list[to
     Example:
         >>> [t.dtype for t in cast_tensors([torch.ones(2), torch.arange(2)], torch.float16)]
         [torch.float16, torch.int64]
+
+    ``torch.ops.lite_ext.cast(tensors, dtype)`` is the same as an operator, whose results are always new tensors: for
+    graphs that are made ahead of time (``torch.export``, AOTInductor). See ``docs/torch.md``.
     """
     check_dtype(dtype)
     if isinstance(tensors, torch.Tensor):
@@ -107,3 +123,7 @@ def register_node(
     backend.register_node(cls, flatten, unflatten)
     if backend is not reference:
         reference.register_node(cls, flatten, unflatten)
+
+
+for _proxy in proxy_classes():
+    register_node(_proxy, refuse, refuse)

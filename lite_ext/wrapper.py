@@ -18,6 +18,7 @@ from lite_ext._autocast import Autocast
 from lite_ext._backend import backend, native
 from lite_ext._lazy import convert_lazily
 from lite_ext._redirect import Redirect, guard_submodules
+from lite_ext._symbolic import MODULE_CALL, record_module
 from lite_ext.dtypes import DEFAULT_SOURCE_MASK, dtypes_of, skip_names, source_mask
 from lite_ext.policy import OUTPUT_DTYPES, check_ambiguous_input, check_output_dtype, resolve_input
 from lite_ext.precision import Precision, PrecisionLike, default_dtype, precision
@@ -189,10 +190,14 @@ class LiteModule(nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module: as :meth:`torch.nn.Module.__call__`, with its hooks."""
-        if not is_compiling() and self._fast is not None:
-            output = native.run_forward(self._fast, self, self._forward_module, args, kwargs)
-            if output is not native.DECLINED:
-                return output
+        if not is_compiling():
+            # torch.fx traces symbolically: its graphs cannot hold autocast, so the wrapper is one node in them.
+            if nn.Module.__call__ is not MODULE_CALL and (node := record_module(self, args, kwargs)) is not None:
+                return node
+            if self._fast is not None:
+                output = native.run_forward(self._fast, self, self._forward_module, args, kwargs)
+                if output is not native.DECLINED:
+                    return output
         return super().__call__(*args, **kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:

@@ -79,8 +79,6 @@ def assert_same(got: Any, wanted: Any) -> None:
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 @pytest.mark.parametrize("kind", OUTPUTS)
 def test_one_graph_equal_to_eager(kind: str, policy: Any) -> None:
-    if kind == "ModelOutput" and policy != "keep" and torch.__version__ >= "2.14":
-        pytest.skip("the compiler of torch 2.14 does not trace the attributes of a dict subclass")
     model = lite_ext.LiteModule(Model(kind), "bf16-mixed", output_dtype=policy)
     x = torch.randn(2, 4)
     compiled = torch.compile(model, fullgraph=True, backend="eager")(x)

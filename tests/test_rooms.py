@@ -35,6 +35,8 @@ ROOMS = (
     Room(r"csrc/bindings\.cpp", (r"csrc/.*", PYTHON, TORCH, r"torch/csrc/.*", r"torch/library\.h")),
     Room(r"csrc/(convert|forward|leaf_facts)\.(h|cpp)", (r"csrc/.*", PYTHON, TORCH, r"torch/csrc/.*")),
     Room(r"csrc/autocast\.(h|cpp)", (r"csrc/autocast\.h", TORCH)),
+    Room(r"csrc/profile\.(h|cpp)", (r"csrc/profile\.h", TORCH)),
+    Room(r"csrc/registered_op\.cpp", (TORCH, r"torch/library\.h")),
     Room(
         r"csrc/tree/leaf\.h",
         (

@@ -27,7 +27,7 @@ ifneq ($(TORCH_CUDA),$(shell cat $(CUDA_DEPENDENCIES) 2>/dev/null))
 .PHONY: $(CUDA_DEPENDENCIES)
 endif
 
-.PHONY: demo test pytest ctest cuda-test gpu-check bench lint format wheel clean
+.PHONY: demo test pytest ctest cuda-test gpu-check bench perf-guard lint format wheel clean
 
 demo: $(BUILT)
 	$(BIN)/python examples/transformers_outputs.py
@@ -51,8 +51,13 @@ cuda-test: $(CUDA_BUILT)
 gpu-check: $(CUDA_BUILT)
 	$(CUDA_VENV)/bin/python tools/gpu_check.py
 
+# Writes figures, a table and pictures to benchmarks/results, in under five minutes.
 bench: $(BUILT)
-	$(BIN)/python benchmarks/convert.py
+	$(BIN)/python benchmarks/run.py
+
+# Instruction counts by valgrind beside the stored ones. Without valgrind it says so.
+perf-guard: $(BUILT)
+	$(BIN)/python tools/perf_guard.py
 
 lint: $(DEPENDENCIES)
 	$(BIN)/ruff check .

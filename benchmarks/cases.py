@@ -117,7 +117,7 @@ TREES: dict[str, tuple[TreeMaker, bool]] = {
     "nested-729": (nested_dict, False),
 }
 
-LARGE_PEERS = ("fabric", ".to", "_foreach_copy_", "floor")
+LARGE_PEERS = ("fabric", ".to", "_foreach_copy_")
 PAIR_PEERS = ("fabric", "optree", ".to", "floor")
 
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -24,6 +25,8 @@ def load_floor() -> Callable[[Any, torch.dtype], Any]:
 
     folder = HERE.parent / "build" / "floor" / TAG
     folder.mkdir(parents=True, exist_ok=True)
+    # Where pip put ninja, which is found by name only.
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     try:
         module = cpp_extension.load(
             "lite_ext_floor",

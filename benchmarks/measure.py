@@ -35,7 +35,11 @@ def pin(threads: int) -> list[int]:
 
 
 def time_rounds(
-    methods: dict[str, Method], rounds: int, threads: int = 1, tick: Callable[[], None] = lambda: None
+    methods: dict[str, Method],
+    rounds: int,
+    threads: int = 1,
+    tick: Callable[[], None] = lambda: None,
+    seconds_a_round: float = SECONDS_A_ROUND,
 ) -> dict[str, list[float]]:
     """Return the seconds a call of every method, one figure a round, rounds interleaved.
 
@@ -44,6 +48,7 @@ def time_rounds(
         rounds: How many figures of each.
         threads: The threads that torch may use.
         tick: Called after each round, for a progress bar.
+        seconds_a_round: How long a round of one method takes, about.
     """
     # timeit turns the collector off, so the setup turns it on.
     timers = {
@@ -53,9 +58,9 @@ def time_rounds(
     numbers = {}
     for name, timer in timers.items():
         once = timer.timeit(1).mean
-        if once < SECONDS_A_ROUND:  # the first figure holds what only first calls do
+        if once < seconds_a_round:  # the first figure holds what only first calls do
             once = timer.timeit(3).mean
-        numbers[name] = max(1, round(SECONDS_A_ROUND / once))
+        numbers[name] = max(1, round(seconds_a_round / once))
     seconds: dict[str, list[float]] = {name: [] for name in timers}
     order = list(timers)
     for turn in range(rounds):

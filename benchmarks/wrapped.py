@@ -1,7 +1,8 @@
 """What one wrapped forward costs, part by part.
 
 Each part is the time by which a forward with it is longer than the same forward without it, all of them timed in the
-same interleaved rounds. The module itself runs under an autocast that is entered once and caches no weights, so that
+same interleaved rounds. Times here are lower quartiles of many short rounds: a difference of two medians tells more of
+what else the machine did than of a part. The module itself runs under an autocast that is entered once and caches no weights, so that
 it casts its weights in every call, as it does under an autocast of its own. Forwards without the input walk are given
 the input in bfloat16: whoever casts it, the cast belongs to the input.
 """
@@ -9,7 +10,6 @@ the input in bfloat16: whoever casts it, the cast belongs to the input.
 from __future__ import annotations
 
 from collections.abc import Callable
-from statistics import median
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import lite_ext
 
 DTYPE = torch.bfloat16
+SECONDS_A_ROUND = 0.004
 CALLS = 10  # of a forward in one timed statement
 PARTS = ("module", "call", "autocast", "input walk", "output walk")
 Tick = Callable[[], None]
@@ -127,10 +128,9 @@ def measure(name: str, rounds: int, tick: Tick) -> dict[str, Any]:
     }
     methods["plain autocast"] = method(plain_autocast(module), x, inside=False)
     methods["plain autocast/bfloat16 input"] = method(plain_autocast(module), low, inside=False)
-    seconds = {
-        key: [value / CALLS for value in values] for key, values in time_rounds(methods, rounds, tick=tick).items()
-    }
-    whole = {key: median(values) for key, values in seconds.items()}
+    timed = time_rounds(methods, rounds, tick=tick, seconds_a_round=SECONDS_A_ROUND)
+    figures = {key: statistics([value / CALLS for value in values]) for key, values in timed.items()}
+    whole = {key: figure["q1"] for key, figure in figures.items()}
     entered = whole["plain autocast/bfloat16 input"]
     stacks: dict[str, dict[str, float]] = {
         "torch.autocast alone": {
@@ -145,4 +145,4 @@ def measure(name: str, rounds: int, tick: Tick) -> dict[str, Any]:
         for count, part in enumerate(PARTS[1:], start=2):
             stacks[who][part] = whole[f"{who}/{count}"] - before
             before = whole[f"{who}/{count}"]
-    return {"model": name, "stacks": stacks, "methods": {key: statistics(values) for key, values in seconds.items()}}
+    return {"model": name, "stacks": stacks, "methods": figures}

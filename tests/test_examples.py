@@ -134,11 +134,14 @@ def test_benchmark_trees_have_the_leaves_they_say(bench: dict[str, ModuleType]) 
     assert set(bench["cases"].TARGETS) <= {case.name for case in bench["cases"].all_cases()}
     for case in cases:
         leaves = torch.utils._pytree.tree_leaves(case.make())
-        assert len(leaves) == LEAVES[case.name.split("/")[0]]
+        tree, _, variant = case.name.partition("/")
+        assert len(leaves) == LEAVES[tree]
         floating = {leaf.dtype for leaf in leaves if leaf.is_floating_point()}
-        variant = case.name.partition("/")[2]
-        pair = variant.partition("-to-")[0] if "-to-" in variant else "bf16"
-        assert floating == {case.dtype if case.noop else bench["cases"].DTYPES[pair]}
+        source, pair, target = variant.partition("-to-")
+        if pair:
+            assert (floating, case.dtype) == ({bench["cases"].DTYPES[source]}, bench["cases"].DTYPES[target])
+        else:
+            assert (floating, case.dtype) == ({torch.float32 if case.noop else torch.bfloat16}, torch.float32)
         assert all(leaf.requires_grad is case.grad for leaf in leaves)
 
 

@@ -38,7 +38,7 @@ def set_pool_limit(thread_bytes: int, shared_bytes: int | None = None) -> None:
     """Set how many bytes of unused memory may be kept, and empty the pool.
 
     Args:
-        thread_bytes: By each thread, in blocks of up to 64 KiB. The default is 16 MiB; 0 keeps none.
+        thread_bytes: By each thread, in blocks of up to 64 KiB. The default is 64 MiB; 0 keeps none.
         shared_bytes: By the process, in blocks above that and up to 1 GiB. The default is 256 MiB; 0 keeps none;
             ``None`` leaves the limit as it is.
 

@@ -80,8 +80,12 @@ class FreeLists {
         return block;
     }
 
+    // Blocks of other classes make room: they may be of sizes that are not asked for any more.
     bool give(std::size_t index, void* block, std::size_t limit) {
-        if (kept_bytes_ + class_size(index) > limit) return false;
+        if (class_size(index) > limit) return false;
+        while (kept_bytes_ + class_size(index) > limit) {
+            if (!drop_one_but_of(index)) return false;
+        }
         lists_[index - First] = new (block) FreeBlock{lists_[index - First]};
         kept_bytes_ += class_size(index);
         ++kept_blocks_;
@@ -104,7 +108,22 @@ class FreeLists {
     }
 
    private:
+    bool drop_one_but_of(std::size_t index) {
+        for (std::size_t tried = 0; tried < lists_.size(); ++tried) {
+            FreeBlock*& list = lists_[victim_];
+            if (list != nullptr && victim_ != index - First) {
+                c10::free_cpu(std::exchange(list, list->next));
+                kept_bytes_ -= class_size(First + victim_);
+                --kept_blocks_;
+                return true;
+            }
+            victim_ = (victim_ + 1) % lists_.size();
+        }
+        return false;
+    }
+
     std::array<FreeBlock*, Last - First> lists_{};
+    std::size_t victim_ = 0;  // the class that makes room next
     std::size_t kept_bytes_ = 0;
     std::size_t kept_blocks_ = 0;
     std::uint64_t reused_ = 0;

@@ -18,7 +18,7 @@ inline constexpr std::size_t kLargestPooled = std::size_t{1} << 30;
 
 // Bytes that the free lists hold at most, until set_pool_limits.
 struct PoolLimits {
-    std::size_t thread = std::size_t{16} << 20;   // small blocks, of each thread
+    std::size_t thread = std::size_t{64} << 20;   // small blocks, of each thread
     std::size_t shared = std::size_t{256} << 20;  // large blocks, of the process
 };
 

@@ -181,11 +181,16 @@ class Cast {
             output = cast::cpu::empty_like(source, dtype, resident);
             const std::int64_t count = source.numel();
             if (count == 0) continue;
+            const DType source_dtype = tree::leaf_dtype(work_.flat.leaves[index].get());
+            if (!source.is_non_overlapping_and_dense()) {
+                cast::cpu::run_gathered(source, source_dtype, output, conversion_.target);
+                continue;
+            }
             elements += count;
             work_.items.push_back({.source = source.const_data_ptr(),
                                    .target = output.mutable_data_ptr(),
                                    .count = count,
-                                   .source_dtype = tree::leaf_dtype(work_.flat.leaves[index].get()),
+                                   .source_dtype = source_dtype,
                                    .resident = resident});
         }
         if (elements != 0) {

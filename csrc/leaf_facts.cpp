@@ -9,6 +9,8 @@
 
 #include <cstring>
 
+#include "cast/cpu/cast_cpu.h"
+
 namespace lite_ext {
 
 namespace {
@@ -59,7 +61,12 @@ ThreadFacts thread_facts() {
 plan::LeafFacts leaf_facts(const at::Tensor& leaf, DType dtype) {
     const c10::TensorImpl* impl = leaf.unsafeGetTensorImpl();
     const std::uint64_t keys = impl->key_set().raw_repr();
-    plan::LeafFacts facts{.source = dtype, .device = plan::DeviceKind::other, .device_index = -1, .plain = false};
+    plan::LeafFacts facts{.source = dtype,
+                          .device = plan::DeviceKind::other,
+                          .device_index = -1,
+                          .plain = false,
+                          .dense = false,
+                          .gathered = false};
     if (holds(keys, kDenseCpu, kPlainCpu)) {
         facts.device = plan::DeviceKind::cpu;
     } else if (holds(keys, kDenseCuda, kPlainCuda)) {
@@ -72,7 +79,9 @@ plan::LeafFacts leaf_facts(const at::Tensor& leaf, DType dtype) {
         static_cast<const torch::autograd::AutogradMeta*>(leaf.unsafeGetTensorImpl()->autograd_meta());
     const bool has_tangent = autograd != nullptr && autograd->fw_grad_ != nullptr;
     // A storage may have been freed under its tensor (resize_(0), as sharding does): ATen knows the error for that.
-    facts.plain = !has_tangent && impl->storage_initialized() && impl->is_non_overlapping_and_dense();
+    facts.plain = !has_tangent && impl->storage_initialized();
+    facts.dense = impl->is_non_overlapping_and_dense();
+    facts.gathered = !facts.dense && cast::cpu::can_gather(*impl);
     return facts;
 }
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.autograd.forward_ad as forward
 from compare import fingerprint
-from zoo_leaves import PLAIN_LAYOUTS
+from zoo_leaves import GATHERED_LAYOUTS, LEAVES, PLAIN_LAYOUTS
 
 import lite_ext
 
@@ -36,11 +36,11 @@ def test_gradients_come_back_in_the_dtype_of_the_source(backend: Any, source: to
         assert torch.equal(mine.grad, other.grad)
 
 
-@pytest.mark.parametrize("name", PLAIN_LAYOUTS)
+@pytest.mark.parametrize("name", [*PLAIN_LAYOUTS, *GATHERED_LAYOUTS])
 def test_gradients_of_every_layout(backend: Any, name: str) -> None:
     grads = []
     for cast in (lambda leaf: lite_ext.convert([leaf], F32)[0], lambda leaf: leaf.to(F32)):
-        root = PLAIN_LAYOUTS[name](torch.bfloat16).detach().requires_grad_()
+        root = LEAVES[name](torch.bfloat16).detach().requires_grad_()
         cast(root).backward(torch.arange(root.numel(), dtype=F32).reshape(root.shape))
         grads.append(root.grad)
     assert fingerprint(grads[0]) == fingerprint(grads[1])

@@ -12,7 +12,7 @@ from compare import bits, fingerprint
 from hypothesis import given
 from hypothesis import strategies as st
 from zoo import low
-from zoo_leaves import LEAVES, PLAIN_LAYOUTS, Tagged, values
+from zoo_leaves import GATHERED_LAYOUTS, LEAVES, PLAIN_LAYOUTS, Tagged, values
 
 import lite_ext
 
@@ -38,11 +38,11 @@ def test_every_layout(backend: Any, name: str, source: torch.dtype, target: torc
 
 
 @pairs
-@pytest.mark.parametrize("name", PLAIN_LAYOUTS)
+@pytest.mark.parametrize("name", [*PLAIN_LAYOUTS, *GATHERED_LAYOUTS])
 def test_storage_is_its_own_and_of_exact_size(
     backend: Any, name: str, source: torch.dtype, target: torch.dtype
 ) -> None:
-    leaves = [PLAIN_LAYOUTS[name](source) for _ in range(3)]
+    leaves = [LEAVES[name](source) for _ in range(3)]
     results = lite_ext.convert(leaves, target)
     for result in results:
         assert result.untyped_storage().nbytes() == result.numel() * target.itemsize

@@ -1,5 +1,5 @@
 """The shared table of leaves: `LEAVES` makes a floating tensor of a dtype in every layout, `KEPT_LEAVES` tensors that
-are never converted, and `PLAIN_LAYOUTS` names the layouts that a compiled backend converts by itself.
+are never converted, and `PLAIN_LAYOUTS` names the layouts that a compiled backend converts by itself, `GATHERED_LAYOUTS` those that it does on the CPU only.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ PLAIN_LAYOUTS: dict[str, Callable[[torch.dtype], torch.Tensor]] = {
     "0-dim": lambda dtype: torch.tensor(-1.5, dtype=dtype),
     "0-size": lambda dtype: torch.empty(0, dtype=dtype),
     "0-size, 3-dim": lambda dtype: torch.empty(2, 0, 3, dtype=dtype),
-    "large": lambda dtype: values(dtype, 3, 16411),
+    "large": lambda dtype: values(dtype, 3, 32771),  # enough for two threads
     "offset 1": lambda dtype: _misaligned(dtype, 1),
     "offset 2": lambda dtype: _misaligned(dtype, 2),
     "offset 3": lambda dtype: _misaligned(dtype, 3),
@@ -73,14 +73,30 @@ PLAIN_LAYOUTS: dict[str, Callable[[torch.dtype], torch.Tensor]] = {
     "row of a matrix": lambda dtype: values(dtype, 4, 6)[2],
 }
 
-LEAVES: dict[str, Callable[[torch.dtype], torch.Tensor]] = {
-    **PLAIN_LAYOUTS,
+GATHERED_LAYOUTS: dict[str, Callable[[torch.dtype], torch.Tensor]] = {
     "every other": lambda dtype: values(dtype, 20)[::2],
+    "every third of many": lambda dtype: values(dtype, 5000)[1::3],
     "columns": lambda dtype: values(dtype, 4, 6)[:, 1:4],
+    "rows of 16, expanded": lambda dtype: values(dtype, 3, 700)[:, 3:603].unsqueeze(1)[..., :16].expand(3, 2, 16),
+    "rows of 600": lambda dtype: values(dtype, 3, 700)[:, 3:603],
+    "one column": lambda dtype: values(dtype, 700, 6)[:, 5],
+    "one column, kept": lambda dtype: values(dtype, 7, 6)[:, 5:],
     "sliced and permuted": lambda dtype: values(dtype, 4, 6, 8)[:, ::2].permute(2, 0, 1),
+    "sliced, permuted, size-1 dimensions": lambda dtype: values(dtype, 4, 1, 6, 1, 8)[:, :, ::2].permute(4, 1, 0, 3, 2),
+    "eight dimensions": lambda dtype: values(dtype, *[3] * 8)[..., 1:].permute(7, 0, 6, 1, 5, 2, 4, 3),
     "expanded": lambda dtype: values(dtype, 1, 4).expand(3, 4),
+    "expanded, permuted": lambda dtype: values(dtype, 2, 1, 4).expand(2, 3, 4).permute(2, 1, 0),
     "expanded scalar": lambda dtype: torch.tensor(2.5, dtype=dtype).expand(2, 3),
     "overlapping": lambda dtype: values(dtype, 8).as_strided((3, 4), (2, 1)),
+    "0-size, odd strides": lambda dtype: values(dtype, 30).as_strided((2, 0), (9, 7)),
+    "as many as are gathered": lambda dtype: values(dtype, 2 * 8192)[::2],
+}
+
+LEAVES: dict[str, Callable[[torch.dtype], torch.Tensor]] = {
+    **PLAIN_LAYOUTS,
+    **GATHERED_LAYOUTS,
+    "more than are gathered": lambda dtype: values(dtype, 2 * 8193)[::2],
+    "nine dimensions": lambda dtype: values(dtype, *[2] * 9, 4)[..., 1].permute(8, 0, 7, 1, 6, 2, 5, 3, 4),
     "negative view": _negative_view,
     "real part of a conjugate": lambda dtype: torch.view_as_real(torch.complex(*[values(torch.float32, 3)] * 2))[
         ..., 0

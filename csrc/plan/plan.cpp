@@ -4,8 +4,8 @@ namespace lite_ext::plan {
 
 Route route(const LeafFacts& leaf, DType target, Backends backends) {
     if (!leaf.plain || !has_kernel(leaf.source) || !has_kernel(target)) return Route::fallback;
-    if (leaf.device == DeviceKind::cpu && backends.cpu) return Route::fast_cpu;
-    if (leaf.device == DeviceKind::cuda && backends.cuda) return Route::fast_cuda;
+    if (leaf.device == DeviceKind::cpu && backends.cpu && (leaf.dense || leaf.gathered)) return Route::fast_cpu;
+    if (leaf.device == DeviceKind::cuda && backends.cuda && leaf.dense) return Route::fast_cuda;
     return Route::fallback;
 }
 

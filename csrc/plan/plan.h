@@ -16,7 +16,9 @@ struct LeafFacts {
     DType source;
     DeviceKind device;
     std::int8_t device_index;  // -1 for the CPU
-    bool plain;                // a dense, non-overlapping, strided tensor that no subclass, mode or transform watches
+    bool plain;                // a strided tensor that no subclass, mode or transform watches
+    bool dense;                // its elements fill their memory, in whatever order
+    bool gathered;             // it is not, and small enough for the CPU to gather them
 };
 
 enum class Route : std::uint8_t { fast_cpu, fast_cuda, fallback };

@@ -19,7 +19,7 @@ constexpr Backends kBoth{.cpu = true, .cuda = true};
 constexpr Backends kCpuOnly{.cpu = true, .cuda = false};
 
 LeafFacts plain(DeviceKind device, DType source = DType::bfloat16) {
-    return {.source = source, .device = device, .device_index = 0, .plain = true};
+    return {.source = source, .device = device, .device_index = 0, .plain = true, .dense = true, .gathered = false};
 }
 
 TEST(Route, PlainLeavesOfADeviceWithKernelsAreFast) {
@@ -32,6 +32,16 @@ TEST(Route, WhatIsNotPlainFallsBack) {
     leaf.plain = false;
     EXPECT_EQ(plan::route(leaf, DType::float32, kBoth), Route::fallback);
     EXPECT_EQ(plan::route(plain(DeviceKind::other), DType::float32, kBoth), Route::fallback);
+}
+
+TEST(Route, WhatIsNotDenseIsGatheredOnTheCpuOnly) {
+    LeafFacts leaf = plain(DeviceKind::cpu);
+    leaf.dense = false;
+    EXPECT_EQ(plan::route(leaf, DType::float32, kBoth), Route::fallback);
+    leaf.gathered = true;
+    EXPECT_EQ(plan::route(leaf, DType::float32, kBoth), Route::fast_cpu);
+    leaf.device = DeviceKind::cuda;
+    EXPECT_EQ(plan::route(leaf, DType::float32, kBoth), Route::fallback);
 }
 
 TEST(Route, DTypesWithoutKernelsFallBack) {

@@ -4,9 +4,11 @@
 #include <ATen/Version.h>
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <vector>
 
+#include "gather.h"
 #include "kernels.h"
 
 namespace lite_ext::cast::cpu {
@@ -59,6 +61,29 @@ void run(std::span<const Item> items, std::int64_t elements, DType target) {
             begin = stop;
         }
     });
+}
+
+bool can_gather(const c10::TensorImpl& leaf) {
+    return leaf.dim() <= static_cast<std::int64_t>(kMostGatheredDims) && leaf.numel() <= kMostGathered;
+}
+
+void run_gathered(const at::Tensor& source, DType source_dtype, const at::Tensor& output, DType target) {
+    std::array<std::int64_t, kMostGatheredDims> order{};  // of the dimensions, by falling stride of the output
+    Places places{.sizes = {}, .steps = {}, .dims = 0};
+    for (std::int64_t dim = 0; dim < output.dim(); ++dim) {
+        if (output.size(dim) == 1) continue;
+        std::size_t place = places.dims++;
+        for (; place != 0 && output.stride(order[place - 1]) < output.stride(dim); --place) {
+            order[place] = order[place - 1];
+        }
+        order[place] = dim;
+    }
+    for (std::size_t i = 0; i < places.dims; ++i) {
+        places.sizes[i] = source.size(order[i]);
+        places.steps[i] = source.stride(order[i]);
+    }
+    gather(source.const_data_ptr(), source_dtype, places, output.mutable_data_ptr(), target,
+           kernel(source_dtype, target, level()));
 }
 
 }  // namespace lite_ext::cast::cpu

@@ -1,6 +1,8 @@
 // Runs the CPU's part of a plan: all elements of all leaves in one parallel region.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <span>
 
@@ -29,5 +31,11 @@ const char* level_name();
 
 // Touches no Python object; `elements` is the sum of all counts.
 void run(std::span<const Item> items, std::int64_t elements, DType target);
+
+// Whether a leaf that is not dense is converted here.
+bool can_gather(const c10::TensorImpl& leaf);
+
+// Converts such a leaf into `output`, which has elements.
+void run_gathered(const at::Tensor& source, DType source_dtype, const at::Tensor& output, DType target);
 
 }  // namespace lite_ext::cast::cpu

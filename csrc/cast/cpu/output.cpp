@@ -1,5 +1,6 @@
 #include "output.h"
 
+#include <ATen/ExpandUtils.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
@@ -23,7 +24,7 @@ class Pooled final : public Base {
 
 at::Tensor empty_like(const at::Tensor& source, caffe2::TypeMeta dtype, bool& resident) {
     const c10::TensorImpl& like = *source.unsafeGetTensorImpl();
-    // Non-overlapping and dense: the elements span exactly their number, whatever the order of the strides.
+    // The output is non-overlapping and dense: its elements span exactly their number, whatever the order of strides.
     const auto bytes = static_cast<std::size_t>(like.numel()) * dtype.itemsize();
     Block block = allocate(bytes);
     resident = block.reused;
@@ -33,7 +34,11 @@ at::Tensor empty_like(const at::Tensor& source, caffe2::TypeMeta dtype, bool& re
     auto output = at::detail::make_tensor<Pooled<c10::TensorImpl>>(std::move(storage),
                                                                    c10::DispatchKeySet(c10::DispatchKey::CPU), dtype);
     c10::TensorImpl* impl = output.unsafeGetTensorImpl();
-    impl->set_sizes_and_strides(like.sizes(), like.strides());
+    if (like.is_non_overlapping_and_dense()) {
+        impl->set_sizes_and_strides(like.sizes(), like.strides());
+    } else {
+        impl->set_sizes_and_strides(like.sizes(), at::infer_dense_strides(like.sizes(), like.strides()));
+    }
     return output;
 }
 

@@ -5,8 +5,9 @@
 
 namespace lite_ext::cast::cpu {
 
-// An uninitialised tensor of the sizes and strides of `source`, which is non-overlapping and dense, with a
-// storage of its own that holds exactly its elements. As at::empty_strided under the inference mode in force.
+// An uninitialised tensor of the sizes of `source` and of its strides, if it is non-overlapping and dense; else of
+// dense strides in the same order, as Tensor.to has them. With a storage of its own that holds exactly its elements.
+// As at::empty_strided under the inference mode in force.
 // `resident` tells whether the pages of its memory are there already.
 at::Tensor empty_like(const at::Tensor& source, caffe2::TypeMeta dtype, bool& resident);
 

@@ -90,7 +90,7 @@ lite_ext::tree::Ref owned(const py::object& object) {
 py::capsule make_forward(const py::object& input_dtype, const py::frozenset& skip_inputs, int policy,
                          const py::object& output_dtype, std::uint32_t source_mask, const py::frozenset& skip_outputs,
                          const py::object& autocast_dtype, const py::object& tensors, const py::object& tensor_name,
-                         const py::tuple& hook_dicts) {
+                         const py::tuple& watched) {
     auto forward = std::make_unique<lite_ext::Forward>();
     forward->input_dtype = owned(input_dtype);
     forward->skip_inputs = owned(skip_inputs);
@@ -101,9 +101,9 @@ py::capsule make_forward(const py::object& input_dtype, const py::frozenset& ski
     forward->autocast_dtype = owned(autocast_dtype);
     forward->tensors = owned(tensors);
     forward->tensor_name = owned(tensor_name);
-    for (const py::handle hooks : hook_dicts) {
-        if (!PyDict_Check(hooks.ptr())) throw py::type_error("hook_dicts must be dicts");
-        forward->hook_dicts.push_back(lite_ext::tree::Ref::borrow(hooks.ptr()));
+    for (const py::handle dict : watched) {
+        if (!PyDict_Check(dict.ptr())) throw py::type_error("watched must be dicts");
+        forward->watched.push_back(lite_ext::tree::Ref::borrow(dict.ptr()));
     }
     return py::capsule(forward.release(), kForwardCapsule, [](PyObject* capsule) {
         delete static_cast<lite_ext::Forward*>(PyCapsule_GetPointer(capsule, kForwardCapsule));
@@ -206,7 +206,7 @@ PYBIND11_MODULE(_C, m) {
     m.def("dtype_bit", dtype_bit, py::arg("dtype"), py::pos_only(), "The bit of a dtype in source masks, or 0.");
     m.def("make_forward", make_forward, py::arg("input_dtype"), py::arg("skip_inputs"), py::arg("policy"),
           py::arg("output_dtype"), py::arg("source_mask"), py::arg("skip_outputs"), py::arg("autocast_dtype"),
-          py::arg("tensors"), py::arg("tensor_name"), py::arg("hook_dicts"), "What run_forward needs, looked up once.");
+          py::arg("tensors"), py::arg("tensor_name"), py::arg("watched"), "What run_forward needs, looked up once.");
     m.def(
         "device_type_number", [](const std::string& type) { return static_cast<int>(c10::Device(type).type()); },
         py::arg("type"), py::pos_only(), "torch's number for a device type such as 'cpu'.");

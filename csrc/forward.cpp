@@ -33,8 +33,8 @@ c10::ScalarType scalar_type(PyObject* dtype) { return reinterpret_cast<THPDtype*
 
 bool torch_must_call(const Forward& forward) {
     if (torch::jit::tracer::isTracing()) return true;
-    for (const Ref& hooks : forward.hook_dicts) {
-        if (PyDict_GET_SIZE(hooks.get()) != 0) return true;
+    for (const Ref& dict : forward.watched) {
+        if (PyDict_GET_SIZE(dict.get()) != 0) return true;
     }
     return forward.autocast_dtype && autocast::mode_watches();
 }
@@ -62,10 +62,11 @@ std::optional<c10::DeviceType> autocast_device(Forward& forward, PyObject* wrapp
 PyObject* dtype_object(c10::ScalarType type) { return reinterpret_cast<PyObject*>(torch::getTHPDtype(type)); }
 
 // The dtype that the outputs go to; empty: they are kept.
-Ref output_dtype(const Forward& forward, PyObject* wrapper, std::uint32_t seen, PyObject* args, PyObject* kwargs) {
+Ref output_dtype(const Forward& forward, PyObject* wrapper, c10::ScalarType default_dtype, std::uint32_t seen,
+                 PyObject* args, PyObject* kwargs) {
     switch (forward.policy) {
         case OutputPolicy::default_dtype:
-            return Ref::borrow(dtype_object(c10::get_default_dtype_as_scalartype()));
+            return Ref::borrow(dtype_object(default_dtype));
         case OutputPolicy::dtype:
             return Ref::borrow(forward.output_dtype.get());
         case OutputPolicy::keep:
@@ -91,6 +92,8 @@ bool is_lazy(PyObject* output) {
 
 Ref run_forward(Forward& forward, PyObject* wrapper, PyObject* call, PyObject* args, PyObject* kwargs) {
     if (torch_must_call(forward)) return Ref();
+    // Read before anything can let another thread set it for a forward of its own.
+    const c10::ScalarType default_dtype = c10::get_default_dtype_as_scalartype();
     std::optional<c10::DeviceType> device;
     if (forward.autocast_dtype) {
         device = autocast_device(forward, wrapper);
@@ -107,7 +110,7 @@ Ref run_forward(Forward& forward, PyObject* wrapper, PyObject* call, PyObject* a
         inner_args = PyTuple_GET_ITEM(inputs.tree.get(), 0);
         inner_kwargs = PyTuple_GET_ITEM(inputs.tree.get(), 1);
     }
-    const Ref wanted = output_dtype(forward, wrapper, inputs.seen, args, kwargs);
+    const Ref wanted = output_dtype(forward, wrapper, default_dtype, inputs.seen, args, kwargs);
 
     Ref output;
     {
@@ -116,7 +119,7 @@ Ref run_forward(Forward& forward, PyObject* wrapper, PyObject* call, PyObject* a
         PyObject* keywords = PyDict_GET_SIZE(inner_kwargs) == 0 ? nullptr : inner_kwargs;
         output = Ref::checked(PyObject_Call(call, inner_args, keywords));
     }
-    if (is_lazy(output.get())) {
+    if (is_lazy(output.get()) && (wanted || device)) {
         PyObject* dtype = wanted ? wanted.get() : Py_None;
         PyObject* passthrough = inputs.passthrough ? inputs.passthrough.get() : Py_None;
         return Ref::checked(PyObject_CallMethod(wrapper, "_convert_lazily", "OOO", output.get(), dtype, passthrough));

@@ -25,7 +25,7 @@ struct Forward {
     tree::Ref autocast_dtype;            // a torch.dtype, or empty
     tree::Ref tensors;                   // the dict and key of the tensor whose device autocast works on
     tree::Ref tensor_name;               // empty where the module has none
-    std::vector<tree::Ref> hook_dicts;   // while one of these holds a hook, torch must make the call
+    std::vector<tree::Ref> watched;      // dicts: while one of these holds anything, the general way must do
     std::uint64_t autocast_devices = 0;  // bits of the device types that torch.autocast was asked about, and takes
 };
 

@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
+LAZY = frozenset({GeneratorType, CoroutineType, AsyncGeneratorType})
+
 Context = Callable[[], AbstractContextManager[Any]]
 Convert = Callable[[Any], Any]
 

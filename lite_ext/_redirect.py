@@ -11,10 +11,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
+
+if TYPE_CHECKING:
+    from lite_ext.wrapper import LiteModule
 
 _meant: ContextVar[tuple[nn.Module, Callable[..., Any]] | None] = ContextVar("lite_ext_redirect", default=None)
 _guarded: ContextVar[tuple[frozenset[int], str] | None] = ContextVar("lite_ext_guard", default=None)
@@ -89,6 +92,30 @@ def guard_submodules(module: nn.Module, method: str) -> Iterator[None]:
     finally:
         hook.remove()
         _guarded.reset(token)
+
+
+class Method:
+    """A method of a wrapped module, reached through the wrapper.
+
+    Args:
+        wrapper: Runs it as it runs the forward, unless it is guarded.
+        method: The bound method, or a function.
+        guarded: The module none of whose parts it may run, or ``None``.
+    """
+
+    def __init__(self, wrapper: LiteModule, method: Callable[..., Any], guarded: nn.Module | None) -> None:
+        self.__self__ = wrapper
+        self.__wrapped__ = method
+        self.__name__: str = getattr(method, "__name__", "method")
+        self.__doc__ = method.__doc__
+        self._guarded = guarded
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._guarded is None:
+            return self.__self__._call_marked(self.__wrapped__, args, kwargs)
+        # A method that runs submodules past the forward module (DDP) would train without its communication.
+        with guard_submodules(self._guarded, self.__name__):
+            return self.__wrapped__(*args, **kwargs)
 
 
 def _refuse(module: nn.Module, args: Any) -> None:

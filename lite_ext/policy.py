@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from lite_ext._default_dtype import default_dtype_here
 from lite_ext.dtypes import check_dtype, dtypes_of
 
 OUTPUT_DTYPES = ("default", "input", "keep")
@@ -65,7 +66,7 @@ def resolve_input(seen: int, ambiguous: str, paths: Callable[[], dict[torch.dtyp
     if ambiguous == "keep":
         return None
     if ambiguous == "default" or (ambiguous == "promote" and not dtypes):
-        return torch.get_default_dtype()
+        return default_dtype_here()
     if ambiguous == "promote":
         promoted = dtypes[0]
         for dtype in dtypes[1:]:

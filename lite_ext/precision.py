@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
+from lite_ext._default_dtype import default_dtype
 from lite_ext.convert import convert
+from lite_ext.dtypes import DEFAULT_SOURCE
 
 
 class _Row(NamedTuple):
@@ -59,7 +60,13 @@ class PrecisionLike(Protocol):
 
 
 class Precision:
-    """One row of the table of precisions. Made by :func:`precision`.
+    """One row of the table of precisions.
+
+    Args:
+        name: As for :func:`precision`.
+
+    Raises:
+        ValueError: The name is not known; the message has the nearest one that is.
 
     Attributes:
         name: Such as ``"bf16-mixed"``.
@@ -69,13 +76,27 @@ class Precision:
         default_dtype: ``torch.get_default_dtype()`` inside the forward, or ``None``: as it is.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.parameter_dtype, self.input_dtype, self.autocast_dtype, self.default_dtype = TABLE[name]
+    def __init__(self, name: str | int) -> None:
+        known = ALIASES.get(name, name)
+        if known not in TABLE:
+            near = difflib.get_close_matches(str(name).lower(), [*TABLE, *map(str, ALIASES)], n=1, cutoff=0.3)
+            hint = f": did you mean {near[0]!r}?" if near else "."
+            raise ValueError(f"precision {name!r} is not known{hint} Valid: {', '.join(map(repr, [*TABLE, *ALIASES]))}")
+        self.name = str(known)
+        self.parameter_dtype, self.input_dtype, self.autocast_dtype, self.default_dtype = TABLE[self.name]
 
     def convert_module(self, module: nn.Module) -> nn.Module:
-        """Return ``module`` with floating parameters and buffers in :attr:`parameter_dtype`; changes it in place."""
-        return module if self.parameter_dtype is None else module.to(dtype=self.parameter_dtype)
+        """Return ``module`` with its parameters and buffers of 16 to 64 bits in :attr:`parameter_dtype`.
+
+        Changes it in place. What is of another dtype (complex, float8, integer) stays as it is.
+        """
+        dtype = self.parameter_dtype
+        if dtype is None:
+            return module
+        tensors = (*module.parameters(), *module.buffers())
+        if all(tensor.dtype in DEFAULT_SOURCE or not _converted_by_torch(tensor) for tensor in tensors):
+            return module.to(dtype=dtype)  # the module may have a way of its own
+        return module._apply(lambda tensor: tensor.to(dtype) if tensor.dtype in DEFAULT_SOURCE else tensor)  # type: ignore[no-untyped-call, no-any-return]
 
     def convert_input(self, data: Any) -> Any:
         """Return the nest ``data`` with floating tensors in :attr:`input_dtype`; see :func:`lite_ext.convert`."""
@@ -99,15 +120,8 @@ class Precision:
         return hash(self.name)
 
 
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Set torch's default dtype for the duration of a block. torch keeps one for the whole process."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+def _converted_by_torch(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def precision(spec: str | int | PrecisionLike) -> Precision | PrecisionLike:
@@ -127,12 +141,7 @@ def precision(spec: str | int | PrecisionLike) -> Precision | PrecisionLike:
         torch.bfloat16
     """
     if isinstance(spec, (str, int)) and not isinstance(spec, bool):
-        name = ALIASES.get(spec, spec)
-        if name in TABLE:
-            return Precision(str(name))
-        near = difflib.get_close_matches(str(spec).lower(), [*TABLE, *map(str, ALIASES)], n=1, cutoff=0.3)
-        hint = f": did you mean {near[0]!r}?" if near else "."
-        raise ValueError(f"precision {spec!r} is not known{hint} Valid: {', '.join(map(repr, [*TABLE, *ALIASES]))}")
+        return Precision(spec)
     if isinstance(spec, type) or not isinstance(spec, PrecisionLike):
         raise TypeError(
             "precision must be a name such as 'bf16-mixed' or an object with convert_module, convert_input and "

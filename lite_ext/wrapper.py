@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,17 +14,19 @@ from torch import nn
 from torch.compiler import is_compiling
 from torch.nn.modules import module as module_hooks
 
+from lite_ext import _default_dtype
 from lite_ext import tree as reference
+from lite_ext._arguments import Arguments, SkippedArguments, restore_named
 from lite_ext._autocast import Autocast
 from lite_ext._backend import backend, native
-from lite_ext._lazy import convert_lazily
-from lite_ext._redirect import Redirect, guard_submodules
+from lite_ext._default_dtype import default_dtype, default_dtype_here
+from lite_ext._lazy import LAZY, convert_lazily
+from lite_ext._redirect import Method, Redirect
+from lite_ext._signature import ForwardOfInner, SignatureOfForward
 from lite_ext._symbolic import MODULE_CALL, record_module
 from lite_ext.dtypes import DEFAULT_SOURCE_MASK, dtypes_of, skip_names, source_mask
 from lite_ext.policy import OUTPUT_DTYPES, check_ambiguous_input, check_output_dtype, resolve_input
-from lite_ext.precision import Precision, PrecisionLike, default_dtype, precision
-
-_LAZY = frozenset({GeneratorType, CoroutineType, AsyncGeneratorType})
+from lite_ext.precision import Precision, PrecisionLike, precision
 
 # Methods of a training loop that run the forward pass, as Lightning names them: marked from the start.
 FORWARD_METHODS = frozenset({"training_step", "validation_step", "test_step", "predict_step"})
@@ -31,7 +34,20 @@ FORWARD_METHODS = frozenset({"training_step", "validation_step", "test_step", "p
 # What a subclass may change about the forward; C++ knows only how LiteModule does it.
 _OVERRIDABLE = ("forward", "convert_input", "convert_output")
 
-_SHARED = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
+# What the wrapper and the module have in common: one set of names, and of hooks on the state.
+_SHARED = (
+    "_parameters",
+    "_buffers",
+    "_non_persistent_buffers_set",
+    "_modules",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+
+# Whose parameters the arguments being converted have: those of a marked method, where it is not the forward.
+_called: ContextVar[tuple[LiteModule, SkippedArguments] | None] = ContextVar("lite_ext_called", default=None)
 
 
 class Inputs(NamedTuple):
@@ -39,37 +55,6 @@ class Inputs(NamedTuple):
 
     output_dtype: torch.dtype | None  # what the policy asks for; None: keep
     passthrough: Any = None  # which converted tensor came from which of the caller's
-
-
-class _ForwardOfInner:
-    """``LiteModule.forward`` with the signature of the inner forward, which transformers and others read."""
-
-    def __get__(self, wrapper: LiteModule | None, owner: type | None = None) -> Any:
-        if wrapper is None:
-            return _forward
-        return _forward.__get__(wrapper) if is_compiling() else _BoundForward(wrapper)
-
-
-class _BoundForward:
-    __slots__ = ("__self__",)
-
-    def __init__(self, wrapper: LiteModule) -> None:
-        self.__self__ = wrapper
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _forward(self.__self__, *args, **kwargs)
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.__self__._original_module.forward)
-
-    __func__ = property(lambda self: _forward)
-    __code__ = property(lambda self: _forward.__code__)  # torch.export says where a forward is
-    __name__ = "forward"
-
-
-def _forward(self: LiteModule, *args: Any, **kwargs: Any) -> Any:
-    return self._run(self._forward_module, args, kwargs)
 
 
 class LiteModule(nn.Module):
@@ -136,11 +121,13 @@ class LiteModule(nn.Module):
         own["_skip_inputs"] = skip_names(skip_inputs, "skip_inputs")
         own["_skip_outputs"] = skip_names(skip_outputs, "skip_outputs")
         own["_forward_methods"] = set(FORWARD_METHODS)
-        own["training"] = original.training
-        # The wrapper's parameters, buffers and children *are* the module's: one set of names, for whoever asks.
-        for name in _SHARED:
-            own[name] = original.__dict__[name]
+        self._share()
         self._prepare()
+
+    def _share(self) -> None:
+        original = self._original_module.__dict__
+        for name in _SHARED:
+            self.__dict__[name] = original[name]
 
     def _prepare(self) -> None:
         """Look up what every call needs; all of it is derived, and none of it is pickled."""
@@ -152,11 +139,11 @@ class LiteModule(nn.Module):
         own["_autocast"] = None
         if row is not None and row.autocast_dtype is not None:
             own["_autocast"] = Autocast(self._original_module, row.autocast_dtype)
-        own["_skip_positions"] = _positions(self._original_module, self._skip_inputs)
+        own["_skipped"] = SkippedArguments(self._original_module.forward, self._skip_inputs)
         # Without a dtype to convert to and without a question about the dtypes, the inputs need no walk.
         own["_walks_inputs"] = self._input_dtype is not None or self._output_dtype == "input"
         own["_redirect"] = None
-        if self._forward_module is not self._original_module:
+        if _unwrap_compiled(self._forward_module) is not self._original_module:
             own["_redirect"] = Redirect(self._original_module)
         own["_fast"] = self._make_fast()
 
@@ -165,7 +152,7 @@ class LiteModule(nn.Module):
         autocast = self._autocast
         overridden = any(inspect.getattr_static(self, name) is not LiteModule.__dict__[name] for name in _OVERRIDABLE)
         compiled = self.__dict__.get("_compiled_call_impl") is not None
-        simple = not (self._foreign or self._inner_default is not None or self._skip_positions)
+        simple = not (self._foreign or self._inner_default is not None or self._skipped)
         placeless = autocast is not None and autocast.place is None  # tensors may come, and say where, between calls
         if native is None or overridden or compiled or placeless or not simple:
             return None
@@ -181,12 +168,16 @@ class LiteModule(nn.Module):
             None if autocast is None else autocast.dtype,
             tensors,
             name,
-            tuple(hooks for owner in (self.__dict__, vars(module_hooks)) for hooks in _hook_dicts(owner)),
+            (*_hook_dicts(self.__dict__), *_hook_dicts(vars(module_hooks)), _default_dtype.active),
         )
 
     # ---------------------------------------------------------------- the forward
 
-    forward = _ForwardOfInner()
+    forward = ForwardOfInner()
+
+    # A name of the class: compiled code reaches it again, by name, where a graph breaks.
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(self._forward_module, args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module: as :meth:`torch.nn.Module.__call__`, with its hooks."""
@@ -215,25 +206,45 @@ class LiteModule(nn.Module):
     def _resolve(self, seen: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
         return resolve_input(seen, self._ambiguous_input, lambda: self._paths(args, kwargs))
 
-    def _convert_lazily(self, output: Any, dtype: torch.dtype | None, passthrough: Any) -> Any:
+    def _convert_lazily(
+        self, output: Any, dtype: torch.dtype | None, passthrough: Any, arguments: Arguments = ((), {})
+    ) -> Any:
         inputs = Inputs(dtype, passthrough)
-        return convert_lazily(output, self._context, lambda item: self.convert_output(item, inputs))
+        return convert_lazily(output, partial(self._context, arguments), lambda item: self.convert_output(item, inputs))
 
-    def _run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        args, kwargs, inputs = self.convert_input(args, kwargs)
-        with self._context():
+    def _run(
+        self,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        skipped: SkippedArguments | None = None,
+    ) -> Any:
+        token = None if skipped is None else _called.set((self, skipped))
+        try:
+            args, kwargs, inputs = self.convert_input(args, kwargs)
+        finally:
+            if token is not None:
+                _called.reset(token)
+        with self._context((args, kwargs)):
             output = call(*args, **kwargs)
-        if type(output) in _LAZY:
-            return self._convert_lazily(output, *inputs)
-        return self.convert_output(output, inputs)
+        if type(output) not in LAZY:
+            return self.convert_output(output, inputs)
+        untouched = inputs.output_dtype is None and not self._has_context
+        if untouched and getattr(self.convert_output, "__func__", None) is LiteModule.convert_output:
+            return output
+        return self._convert_lazily(output, *inputs, (args, kwargs))
 
-    def _context(self) -> AbstractContextManager[Any]:
+    @property
+    def _has_context(self) -> bool:
+        return self._foreign or self._autocast is not None or self._inner_default is not None
+
+    def _context(self, arguments: Arguments) -> AbstractContextManager[Any]:
         """Return what the forward runs under, as a context manager."""
         if self._foreign:
             context: AbstractContextManager[Any] = self._precision.forward_context()
             return context
         if self._autocast is not None:
-            return self._autocast.context()
+            return self._autocast.context(arguments)
         return nullcontext() if self._inner_default is None else default_dtype(self._inner_default)
 
     def convert_input(
@@ -255,23 +266,23 @@ class LiteModule(nn.Module):
 
         Override it to change what goes in, and pass on the ``Inputs`` of ``super().convert_input(args, kwargs)``.
         """
-        if not self._walks_inputs:
-            if self._foreign:
-                args, kwargs = self._precision.convert_input((args, kwargs))
-            return args, kwargs, Inputs(self._fixed_output_dtype())
-        held = {at: args[at] for at in self._skip_positions if at < len(args)}
-        shown = tuple(None if at in held else arg for at, arg in enumerate(args)) if held else args
-        convert_inputs = reference.convert_inputs if is_compiling() else backend.convert_inputs
-        (new_args, new_kwargs), seen, passthrough = convert_inputs(
-            (shown, kwargs), self._input_dtype, DEFAULT_SOURCE_MASK, self._skip_inputs
-        )
-        from_inputs = self._output_dtype == "input"
-        wanted = self._resolve(seen, shown, kwargs) if from_inputs else self._fixed_output_dtype()
-        if held:
-            new_args = tuple(held.get(at, arg) for at, arg in enumerate(new_args))
+        called = None if is_compiling() else _called.get()
+        skipped = called[1] if called is not None and called[0] is self else self._skipped
+        seen, passthrough = 0, None
+        given = args, kwargs
+        shown = skipped.hide(args, kwargs) if self._walks_inputs or self._foreign else given
+        if self._walks_inputs:
+            convert_inputs = reference.convert_inputs if is_compiling() else backend.convert_inputs
+            (args, kwargs), seen, passthrough = convert_inputs(
+                shown, self._input_dtype, DEFAULT_SOURCE_MASK, self._skip_inputs
+            )
+        wanted = self._resolve(seen, *shown) if self._output_dtype == "input" else self._fixed_output_dtype()
         if self._foreign:
-            new_args, new_kwargs = self._precision.convert_input((new_args, new_kwargs))
-        return new_args, new_kwargs, Inputs(wanted, passthrough)
+            args, kwargs = self._precision.convert_input(shown)
+            if self._skip_inputs:
+                args, kwargs = restore_named((args, kwargs), shown, self._skip_inputs)
+        args, kwargs = skipped.restore((args, kwargs), given)
+        return args, kwargs, Inputs(wanted, passthrough)
 
     def convert_output(self, output: Any, inputs: Inputs) -> Any:
         """Return the output of the inner forward with floating tensors in the dtype that the policy asks for.
@@ -291,7 +302,7 @@ class LiteModule(nn.Module):
     def _fixed_output_dtype(self) -> torch.dtype | None:
         wanted = self._output_dtype
         if wanted == "default":
-            return torch.get_default_dtype()
+            return default_dtype_here()
         return wanted if isinstance(wanted, torch.dtype) else None
 
     def _paths(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[torch.dtype, str]:
@@ -316,22 +327,24 @@ class LiteModule(nn.Module):
         name = method if isinstance(method, str) else getattr(method, "__name__", None)
         if not isinstance(name, str):
             raise TypeError(f"mark_forward_method takes a method or its name, got {method!r}")
-        if not callable(inspect.getattr_static(type(self._original_module), name, None)):
+        if not callable(inspect.getattr_static(self._original_module, name, None)):
             raise AttributeError(f"{type(self._original_module).__name__} has no method {name!r} to mark")
         self._forward_methods.add(name)
 
     def _call_marked(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._skip_inputs:
-            # The names to skip are those of this method's parameters, not of the forward's.
-            args, kwargs = _by_name(method, args, kwargs)
+        # The names to skip are those of this method's parameters, not of the forward's.
+        skipped = SkippedArguments(method, self._skip_inputs) if self._skip_inputs else None
+        return self._run(self._through_strategy(method), args, kwargs, skipped)
+
+    def _through_strategy(self, method: Callable[..., Any]) -> Callable[..., Any]:
         if self._redirect is None:
-            return self._run(method, args, kwargs)
+            return method
 
         def call(*args: Any, **kwargs: Any) -> Any:
             with self._redirect(method):
                 return self._forward_module(*args, **kwargs)
 
-        return self._run(call, args, kwargs)
+        return call
 
     # ---------------------------------------------------------------- the original module, seen through the wrapper
 
@@ -344,6 +357,17 @@ class LiteModule(nn.Module):
     def precision(self) -> Precision | PrecisionLike:
         """The precision that the module runs under."""
         return self._precision
+
+    @property
+    def training(self) -> bool:
+        """Whether the original module is in training mode."""
+        training: bool = self._original_module.training
+        return training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        if "_original_module" in self.__dict__:  # torch sets it at first
+            self._original_module.training = mode
 
     @property
     def dtype(self) -> torch.dtype:
@@ -362,16 +386,17 @@ class LiteModule(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         own = self.__dict__
-        original = own.get("_original_module")
+        original: Any = own.get("_original_module")
         # Private and special names are the wrapper's own business: copy, pickle and hasattr must see the wrapper.
         if name.startswith("_") or original is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if any(name in cls.__dict__ for cls in type(self).__mro__):
+            return object.__getattribute__(self, name)  # a getter of the class failed, and says so once more
         value = getattr(original, name)
-        if inspect.ismethod(value) and value.__self__ is original:
-            if name in self._forward_methods:
-                return _Method(self, value, True)
-            if self._redirect is not None:
-                return _Method(self, value, False)
+        if name in self._forward_methods and callable(value):
+            return Method(self, value, None)
+        if self._redirect is not None and inspect.ismethod(value) and value.__self__ is original:
+            return Method(self, value, self._original_module)
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -393,9 +418,7 @@ class LiteModule(nn.Module):
         public = (name for name in dir(self._original_module) if not name.startswith("_"))
         return sorted({*object.__dir__(self), *public})
 
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.forward)
+    __signature__ = SignatureOfForward()
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the state of the original module, under its own names. As :meth:`torch.nn.Module.state_dict`."""
@@ -412,7 +435,6 @@ class LiteModule(nn.Module):
     def train(self, mode: bool = True) -> LiteModule:
         """Set training mode, or evaluation mode, on the wrapper and on the modules below it."""
         self._forward_module.train(mode)
-        self.training = mode
         return self
 
     def apply(self, fn: Callable[[nn.Module], None]) -> LiteModule:
@@ -455,38 +477,21 @@ class LiteModule(nn.Module):
         "_foreign",
         "_inner_default",
         "_autocast",
-        "_skip_positions",
+        "_skipped",
         "_walks_inputs",
         "_redirect",
         "_fast",
     )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in self._DERIVED}
+        # torch leaves out what it compiled in place.
+        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
+        return {name: value for name, value in state.items() if name not in self._DERIVED}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        for name in _SHARED:
-            self.__dict__[name] = self._original_module.__dict__[name]
+        self._share()
         self._prepare()
-
-
-class _Method:
-    """A method of the original module, reached through the wrapper."""
-
-    def __init__(self, wrapper: LiteModule, method: Callable[..., Any], marked: bool) -> None:
-        self.__self__ = wrapper
-        self.__wrapped__ = method
-        self.__name__: str = getattr(method, "__name__", "method")
-        self.__doc__ = method.__doc__
-        self._marked = marked
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._marked:
-            return self.__self__._call_marked(self.__wrapped__, args, kwargs)
-        # A method that runs submodules past the forward module (DDP) would train without its communication.
-        with guard_submodules(self.__self__._original_module, self.__name__):
-            return self.__wrapped__(*args, **kwargs)
 
 
 def _unwrap_compiled(module: Any) -> Any:
@@ -509,27 +514,6 @@ def _hook_dicts(space: Mapping[str, Any]) -> Iterator[dict[int, Any]]:
     for name, value in space.items():
         if isinstance(value, dict) and name.endswith("_hooks") and ("_forward" in name or "_backward" in name):
             yield value
-
-
-def _positions(module: nn.Module, names: frozenset[str]) -> frozenset[int]:
-    """Return which positional arguments of the module's forward have these names."""
-    if not names:
-        return frozenset()
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(module.forward).parameters.values()
-    order = [parameter.name for parameter in parameters if parameter.kind in positional]
-    return frozenset(at for at, name in enumerate(order) if name in names)
-
-
-def _by_name(
-    method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call with those passed by position given by name, where that can be done."""
-    parameters = list(inspect.signature(method).parameters.values())
-    order = [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
-    if len(args) > len(order) or any(p.kind is inspect.Parameter.POSITIONAL_ONLY for p in parameters):
-        return args, kwargs
-    return (), {**dict(zip(order, args, strict=False)), **kwargs}
 
 
 _precision = precision

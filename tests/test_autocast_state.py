@@ -314,3 +314,22 @@ def test_torch_warns_where_the_device_is_missing() -> None:
     model = LiteModule(Placed("cuda"), "bf16-mixed")
     with pytest.warns(UserWarning, match="CUDA is not available"):
         assert model() == {}
+
+
+class Asks(nn.Module):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return enabled()
+
+
+@pytest.mark.parametrize("policy", ["default", "keep"])
+def test_module_without_tensors_runs_where_its_inputs_are(policy: str) -> None:
+    model = LiteModule(Asks(), "bf16-mixed", output_dtype=policy)
+    there = Elsewhere("xpu")
+    assert model([{"x": there}]) == {"xpu": BF16}
+    assert model(None, "text", x=(1, there)) == {"xpu": BF16}
+    assert model(torch.ones(1)) == {"cpu": BF16}
+    assert model() == {"cpu": BF16}
+
+
+def test_inputs_where_there_is_no_autocast() -> None:
+    assert LiteModule(Asks(), "bf16-mixed")(torch.ones(1, device="meta")) == {"cpu": BF16}

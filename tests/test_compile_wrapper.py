@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 import itertools
 import warnings
@@ -192,3 +193,47 @@ def test_strict_export_with_autocast_is_beyond_torch(make: Callable[[], nn.Modul
     program = torch.export.export(make().eval(), (torch.randn(2, 4),), strict=True)
     with pytest.raises(RuntimeError, match="Tensor dtype mismatch! Expected: Float, Got: c10::BFloat16"):
         program.module()(torch.randn(2, 4))
+
+
+class Broken(nn.Module):
+    """Its graph breaks in the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.linear(x)
+        torch._dynamo.graph_break()
+        return {"y": y, "inside": y.dtype, "z": self.linear(y)}
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "32-true"])
+@pytest.mark.parametrize("policy", ["default", "keep", torch.float64])
+def test_compiled_in_place_keeps_precision_and_policy_where_the_graph_breaks(precision: str, policy: Any) -> None:
+    eager = lite_ext.setup_module(Broken(), precision, output_dtype=policy)
+    compiled = copy.deepcopy(eager)
+    compiled.compile(backend="eager")
+    x = torch.randn(2, 4)
+    wanted = eager(x)
+    for _ in range(2):
+        result = compiled(x)
+        assert result["inside"] == wanted["inside"]
+        assert (result["y"].dtype, result["z"].dtype) == (wanted["y"].dtype, wanted["z"].dtype)
+        torch.testing.assert_close(result["z"], wanted["z"])
+    assert not torch.is_autocast_enabled("cpu")
+    assert torch.get_default_dtype() == torch.float32
+
+
+class Mode(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1 if self.training else x - 1
+
+
+def test_compiled_wrapper_follows_the_training_mode() -> None:
+    model = lite_ext.LiteModule(Mode(), "bf16-mixed")
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    x = torch.ones(2)
+    for mode in (True, False, True):
+        model.train(mode)
+        assert compiled(x)[0] == (2 if mode else 0)

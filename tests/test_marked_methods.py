@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -361,3 +362,44 @@ def test_a_skipped_parameter_is_that_of_the_method() -> None:
     assert model(one, one) == (torch.float32, torch.bfloat16)
     assert model.validation_step(one, one) == (torch.float32, torch.bfloat16)
     assert model.validation_step(one, scale=one) == (torch.float32, torch.bfloat16)
+
+
+def test_compiled_module_is_no_strategy() -> None:
+    inner = Model()
+    model = LiteModule(torch.compile(inner, backend="eager"), "bf16-mixed")
+    assert model.by_forward(X)["inner"].dtype == F32
+    model.mark_forward_method("encode")
+    assert model.encode(X)["encode"].dtype == F32
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_method_set_on_the_instance(bound: bool) -> None:
+    inner = Model()
+
+    def step(self: Model, x: torch.Tensor) -> Any:
+        return x.dtype, torch.is_autocast_enabled("cpu"), self.linear(x)
+
+    if bound:
+        inner.step = types.MethodType(step, inner)
+    else:
+        inner.step = lambda x: step(inner, x)
+    model = LiteModule(inner, "bf16-mixed")
+    model.mark_forward_method("step")
+    seen, autocasts, out = model.step(X)
+    assert (seen, autocasts, out.dtype) == (BF16, True, F32)
+
+
+def test_skipped_parameters_of_a_method_in_every_position() -> None:
+    class Positional(nn.Module):
+        def forward(self, scale: torch.Tensor) -> Any:
+            return scale.dtype
+
+        def validation_step(self, x: Any, scale: Any, /, *rest: Any, **more: Any) -> Any:
+            return x.dtype, scale.dtype, [value.dtype for value in rest], more["other"].dtype, self_dtype(self)
+
+    def self_dtype(module: nn.Module) -> torch.dtype:
+        return model(one)
+
+    model = LiteModule(Positional(), "bf16-mixed", skip_inputs=("scale", "rest", "x_of_another"))
+    one = torch.ones(1)
+    assert model.validation_step(one, one, one, other=one) == (BF16, F32, [F32], BF16, F32)

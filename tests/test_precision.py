@@ -273,3 +273,85 @@ def test_mixed_float16_trains_with_a_grad_scaler() -> None:
     scaler.update()
     assert torch.equal(inner.weight, before)
     assert scaler.get_scale() == 2.0**9
+
+
+@pytest.mark.parametrize("alias", [32, "32", 64, "64", 16, "16", "bf16"])
+def test_aliases_in_the_class(alias: str | int) -> None:
+    assert Precision(alias) == lite_ext.precision(alias)
+
+
+def test_unknown_name_in_the_class() -> None:
+    with pytest.raises(ValueError, match="did you mean 'bf16-mixed'"):
+        Precision("bf16-mixd")
+
+
+class Odd(nn.Module):
+    """Holds what a precision must leave alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.tied = self.layer.weight
+        self.phase = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+        self.register_buffer("wave", torch.ones(2, dtype=torch.complex128))
+        self.register_buffer("scaled", torch.ones(2).to(torch.float8_e4m3fn))
+        self.register_buffer("count", torch.ones(2, dtype=torch.int64))
+        self.register_buffer("mean", torch.ones(2, dtype=F64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("name", "dtype"), [("bf16-true", BF16), ("16-true", F16), ("64-true", F64)])
+def test_parameters_and_buffers_of_other_dtypes_stay_as_they_are(name: str, dtype: torch.dtype) -> None:
+    inner = Odd()
+    weight = inner.layer.weight
+    kept = {name: inner.get_parameter(name) if name == "phase" else inner.get_buffer(name) for name in KEPT}
+    model = lite_ext.setup_module(inner, name)
+    assert {inner.layer.weight.dtype, inner.layer.bias.dtype, inner.mean.dtype} == {dtype}
+    assert inner.layer.weight is inner.tied is weight
+    assert all(getattr(inner, name) is tensor for name, tensor in kept.items())
+    assert model(torch.ones(1, 2)).dtype == F32
+
+
+KEPT = ("phase", "wave", "scaled", "count")
+
+
+class Own(nn.Module):
+    """Has a way of its own to be converted."""
+
+    asked: Any = None
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        self.asked = args, kwargs
+        return self
+
+
+def test_module_is_asked_to_convert_itself() -> None:
+    inner = Own()
+    lite_ext.setup_module(inner, "bf16-true")
+    assert inner.asked == ((), {"dtype": BF16})
+
+
+@pytest.mark.parametrize("mixed_in", [False, True])
+def test_foreign_precision_skips_inputs(mixed_in: bool) -> None:
+    class Takes(nn.Module):
+        def forward(self, x: Any, step: Any, *rest: Any, batch: Any = None, **more: Any) -> None:
+            self.seen = x, step, rest, batch, more
+
+    inner = Takes()
+    names = ("step", "rest", "more", "mask")
+    model = LiteModule(inner, Halves(), skip_inputs=names, output_dtype="input" if mixed_in else "keep")
+    one = torch.ones(1)
+    batch = {"mask": one, "image": torch.ones(1), "deep": [{"mask": [one]}]}
+    model(torch.ones(1), one, one, [one], batch=batch, extra=one)
+    x, step, rest, seen, more = inner.seen
+    assert x.dtype == F16
+    assert step is one
+    assert rest[0] is one
+    assert rest[1][0] is one
+    assert (seen["mask"], seen["deep"][0]["mask"][0]) == (one, one)
+    assert seen["image"].dtype == F16
+    assert more["extra"] is one
+    assert batch["image"].dtype == F32  # the caller's own is never changed

@@ -318,3 +318,31 @@ def test_lifetime_without_garbage_collection() -> None:
             assert inner_dies() is None
     finally:
         gc.enable()
+
+
+# -------------------------------------------------------------------- hooks on the state
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("on_wrapper", [False, True])
+def test_hooks_on_the_state_run_once_wherever_they_were_registered(pair: Pair, nested: bool, on_wrapper: bool) -> None:
+    inner, model = pair
+    runs: list[str] = []
+    target: nn.Module = model if on_wrapper else inner
+    target.register_state_dict_pre_hook(lambda *args: runs.append("save pre"))
+    target.register_state_dict_post_hook(lambda *args: runs.append("save post"))
+    target.register_load_state_dict_pre_hook(lambda *args: runs.append("load pre"))
+    target.register_load_state_dict_post_hook(lambda *args: runs.append("load post"))
+    whole: nn.Module = nn.Sequential(model) if nested else model
+    whole.load_state_dict(whole.state_dict())
+    assert runs == ["save pre", "save post", "load pre", "load post"]
+
+
+def test_training_is_that_of_the_module(pair: Pair) -> None:
+    inner, model = pair
+    model.training = False
+    assert not inner.training
+    assert inner.first.training  # as with any module, only train() and eval() reach those below
+    inner.training = True
+    assert model.training
+    assert "training" not in vars(model)

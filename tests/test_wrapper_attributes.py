@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import typing
 from collections import OrderedDict
 from typing import Any
 
@@ -363,3 +364,32 @@ def test_calls_add_no_hooks(output_dtype: str) -> None:
         assert out.grad_fn is not None
         out.sum().backward()
     assert count_hooks(model) == before == 0
+
+
+# -------------------------------------------------------------------- what tools read
+
+
+def test_signature_of_the_class_is_that_of_its_constructor() -> None:
+    assert list(inspect.signature(LiteModule).parameters)[:2] == ["forward_module", "precision"]
+    assert list(inspect.signature(KeepsIds).parameters)[:2] == ["forward_module", "precision"]
+
+
+def test_type_hints_of_the_inner_forward(pair: Pair) -> None:
+    inner, model = pair
+    assert typing.get_type_hints(model.forward) == typing.get_type_hints(inner.forward)
+    assert model.forward.__doc__ == inner.forward.__doc__ == "Return a batch."
+
+
+class Unfinished(LiteModule):
+    """A getter of the class that fails does not make way for the module's attribute of that name."""
+
+    @property
+    def rate(self) -> float:
+        raise AttributeError("not yet known")
+
+
+def test_getter_of_a_subclass_that_fails(pair: Pair) -> None:
+    inner, _ = pair
+    assert inner.rate == 0.5
+    with pytest.raises(AttributeError, match="not yet known"):
+        _ = Unfinished(inner).rate

@@ -386,3 +386,29 @@ def test_threads_share_a_wrapper(make: Make, policy: str) -> None:
         worker.join(120)
     assert errors == []
     assert sorted(done) == list(range(threads))
+
+
+# -------------------------------------------------------------------- all further arguments
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])
+@pytest.mark.parametrize("policy", ["keep", "input"])
+def test_skip_inputs_by_the_name_of_all_further_arguments(make: Make, precision: str, policy: str) -> None:
+    inner = Diffusion()
+    model = make(inner, precision, skip_inputs=("rest", "more"), output_dtype=policy)
+    inside = BF16 if precision == "bf16-mixed" else F64
+    first, other = ones(), ones(F64)
+    model(first, first, other, [other], guide=first, extra=other, nested={"x": other})
+    image, timestep, rest, guide, more = inner.seen
+    assert image.dtype == timestep.dtype == guide.dtype == inside
+    assert rest[0] is other
+    assert rest[1][0] is other
+    assert more["extra"] is other
+    assert more["nested"]["x"] is other
+
+
+def test_ambiguous_input_does_not_name_a_skipped_argument(make: Make) -> None:
+    model = make(Diffusion(), "bf16-mixed", skip_inputs=("rest",), output_dtype="input")
+    with pytest.raises(ValueError, match=r"args\[0\].*args\[1\]") as caught:
+        model(ones(), ones(F64), ones(F16))
+    assert "args[2]" not in str(caught.value)

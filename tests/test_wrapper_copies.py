@@ -230,3 +230,14 @@ def test_copy_of_a_wrapper_around_a_wrapping_module(deep: Callable[[LiteModule],
 
 def test_state_holds_no_derived_objects(model: LiteModule) -> None:
     assert b"FusedAutocast" not in pickle.dumps(model)
+
+
+@pytest.mark.parametrize("deep", DEEP.values(), ids=DEEP)
+def test_copy_of_a_wrapper_compiled_in_place_is_not_compiled(deep: Callable[[LiteModule], Any]) -> None:
+    model = LiteModule(nn.Linear(2, 2), "bf16-mixed")
+    model.compile(backend="eager")
+    copied = deep(model)
+    x = torch.ones(1, 2)
+    assert copied._compiled_call_impl is None
+    assert torch.equal(copied(x), LiteModule(model.module, "bf16-mixed")(x))
+    assert copied(x).dtype == F32

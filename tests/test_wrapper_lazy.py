@@ -337,3 +337,24 @@ def test_async_generator(make: Make, precision: str) -> None:
 
     asyncio.run(consume())
     assert unaffected()
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+@pytest.mark.parametrize("body", [Body, OtherBodies, AsyncBody])
+def test_kept_object_is_that_of_the_module_unless_its_body_needs_a_context(
+    body: type[Body], precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = body()
+    made: list[Any] = []
+    forward = inner.forward
+
+    def remembers(x: torch.Tensor) -> Any:
+        made.append(forward(x))
+        return made[-1]
+
+    inner.forward = remembers  # type: ignore[method-assign]
+    output = build(LiteModule, inner, precision, output_dtype="keep")(torch.ones(1, 2))
+    assert (output is made[0]) == (precision == "32-true")
+    for coroutine in (output, made[0]):
+        if isinstance(coroutine, types.CoroutineType):
+            coroutine.close()

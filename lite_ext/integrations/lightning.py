@@ -19,15 +19,16 @@ from torch.compiler import is_compiling
 from torch.nn import Module
 
 from lite_ext import tree as reference
+from lite_ext._arguments import SkippedArguments
 from lite_ext._backend import backend
-from lite_ext._lazy import convert_lazily
+from lite_ext._default_dtype import default_dtype, default_dtype_here
+from lite_ext._lazy import LAZY, convert_lazily
 from lite_ext.containers import kind_of
 from lite_ext.dtypes import DEFAULT_SOURCE_MASK, skip_names, source_mask
 from lite_ext.integrations import _calls
 from lite_ext.policy import check_ambiguous_input, check_output_dtype, resolve_input
 from lite_ext.precision import Precision as Meaning
 from lite_ext.precision import precision as meaning_of
-from lite_ext.wrapper import _LAZY, _positions
 
 try:
     from lightning.fabric import wrappers as _wrappers
@@ -58,43 +59,46 @@ class InputConversion(Precision):
 
     _input_dtype: torch.dtype | None
     _skip_inputs: frozenset[str]
-    _agreed: frozenset[int] | None = None  # positions of skipped parameters in the forward of every module set up
-    _disputed: frozenset[int] = frozenset()  # ... of some of them only
+    _skipped: tuple[SkippedArguments, ...] = ()  # of the forward of each module set up
     _module: ref[Module] | None = None
 
     def convert_module(self, module: Module) -> Module:
-        """As Lightning's plugin of the same precision."""
-        module = super().convert_module(module)
+        """As Lightning's plugin of the same precision, but complex and float8 tensors stay as they are."""
+        meaning = Meaning(self.precision)
+        module = super().convert_module(module) if meaning.parameter_dtype is None else meaning.convert_module(module)
         self._module = ref(module)
         if self._skip_inputs:
-            positions = _positions(module, self._skip_inputs)
-            agreed = positions if self._agreed is None else self._agreed
-            self._disputed |= positions ^ agreed
-            self._agreed = agreed & positions
+            skipped = SkippedArguments(module.forward, self._skip_inputs)
+            if skipped not in self._skipped:
+                self._skipped = (*self._skipped, skipped)
         return module
 
     def _convert(self, data: Any) -> tuple[Any, int, Any]:
-        held: dict[int, Any] = {}
-        shown = data
-        if self._agreed is not None and _is_arguments(data):
-            held = self._held(data[0])
-        if held:
-            shown = (tuple(None if at in held else arg for at, arg in enumerate(data[0])), data[1])
+        skipped = self._agreed(*data) if self._skipped and _is_arguments(data) else None
+        shown = data if skipped is None else skipped.hide(*data)
         convert_inputs = reference.convert_inputs if is_compiling() else backend.convert_inputs
         converted, seen, passthrough = convert_inputs(shown, self._input_dtype, DEFAULT_SOURCE_MASK, self._skip_inputs)
-        if held:
-            args, kwargs = converted
-            converted = (tuple(held.get(at, arg) for at, arg in enumerate(args)), kwargs)
+        if skipped is not None:
+            converted = skipped.restore(converted, data)
         return converted, seen, passthrough
 
-    def _held(self, args: tuple[Any, ...]) -> dict[int, Any]:
-        disputed = [at for at in sorted(self._disputed) if at < len(args)]
-        if disputed:
-            raise ValueError(
-                f"skip_inputs={tuple(sorted(self._skip_inputs))!r}: position {disputed[0]} of the arguments is a skipped "
-                "parameter in some of the modules set up with this plugin and not in others; pass it by keyword"
-            )
-        return {at: args[at] for at in self._agreed or () if at < len(args)}
+    def _agreed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SkippedArguments:
+        """Return which arguments are skipped: nothing tells for which of the modules they are meant."""
+        first, *others = self._skipped
+        for other in others:
+            for at in range(len(args)):
+                if first.position(at) != other.position(at):
+                    raise ValueError(
+                        f"skip_inputs={tuple(sorted(self._skip_inputs))!r}: position {at} of the arguments is a skipped "
+                        "parameter in some of the modules set up with this plugin and not in others; pass it by keyword"
+                    )
+            for name in kwargs:
+                if first.keyword(name) != other.keyword(name):
+                    raise ValueError(
+                        f"skip_inputs={tuple(sorted(self._skip_inputs))!r}: the keyword argument {name!r} is skipped "
+                        "in some of the modules set up with this plugin and not in others"
+                    )
+        return first
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_module"}
@@ -182,7 +186,8 @@ class FusedPrecision(InputConversion):
         return _calls.ForwardContext(self, self._inner_context())
 
     def _inner_context(self) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = super().forward_context()
+        inside = Meaning(self.precision).default_dtype
+        context: AbstractContextManager[Any] = super().forward_context() if inside is None else default_dtype(inside)
         return context
 
     def convert_output(self, data: Any) -> Any:
@@ -193,7 +198,7 @@ class FusedPrecision(InputConversion):
         call = None if is_compiling() and self._output_dtype != "input" else _calls.end(self)
         passthrough = None
         if self._output_dtype == "default":
-            dtype = torch.get_default_dtype()
+            dtype = default_dtype_here()
         elif isinstance(self._output_dtype, torch.dtype):
             dtype = self._output_dtype
         elif self._output_dtype == "keep" or call is None or call.output_dtype is None:
@@ -207,16 +212,16 @@ class FusedPrecision(InputConversion):
         def one(item: Any) -> Any:
             return item if dtype is None else convert(item, dtype, self._source_mask, self._skip_outputs, passthrough)
 
-        return convert_lazily(data, self._inner_context, one) if type(data) in _LAZY else one(data)
+        return convert_lazily(data, self._inner_context, one) if type(data) in LAZY else one(data)
 
     def _paths(self, data: Any) -> dict[torch.dtype, str]:
         if not _is_arguments(data):
             return reference.floating_paths(data, self._skip_inputs, "input")
         args, kwargs = data
-        held = self._held(args)
-        shown = tuple(None if at in held else arg for at, arg in enumerate(args))
+        if self._skipped:
+            args, kwargs = self._agreed(args, kwargs).hide(args, kwargs)
         found = reference.floating_paths(kwargs, self._skip_inputs, "kwargs")
-        return {**found, **reference.floating_paths(shown, self._skip_inputs, "args")}
+        return {**found, **reference.floating_paths(args, self._skip_inputs, "args")}
 
     def _device_type(self) -> str:
         """Return where autocast works: the module may have been moved since it was set up."""

@@ -33,8 +33,9 @@ def _shared(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         with _lock:
-            del active[key]
-            torch.set_default_dtype(next(reversed(active.values()))[1] if active else _outside)
+            remaining = [held for other, (_, held) in active.items() if other is not key]
+            torch.set_default_dtype(remaining[-1] if remaining else _outside)
+            del active[key]  # last: where none is active, torch's own is the one from outside
 
 
 @contextmanager
@@ -54,7 +55,7 @@ def default_dtype(dtype: torch.dtype) -> AbstractContextManager[None]:
 
 def default_dtype_here() -> torch.dtype:
     """Return torch's default dtype as this thread would see it without the forwards of others."""
-    if torch.compiler.is_compiling() or not active:
+    if torch.compiler.is_compiling():
         return torch.get_default_dtype()
     me = threading.get_ident()
     with _lock:

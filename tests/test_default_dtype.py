@@ -139,7 +139,7 @@ def test_many_threads_leave_nothing_behind() -> None:
 
     def work(at: int) -> None:
         for _ in range(200):
-            dtype = wrappers[at % len(wrappers)](torch.ones(2, 4)).dtype
+            dtype = wrappers[at % len(wrappers)](torch.ones(2, 4, dtype=F32)).dtype
             if dtype != F32:
                 wrong.append((at, dtype))
 

@@ -426,6 +426,8 @@ def train(plugin: Any, strategy: str = "single", steps: int = 6) -> tuple[list[f
         optimizer.zero_grad()
         losses.append(loss.item())
     parameters = [parameter.detach().clone() for parameter in model.parameters()]
+    del model, optimizer, loss
+    gc.collect()  # what DDP and FSDP registered with the process group goes here, not in the middle of the next training
     return losses, parameters, plugin.state_dict()
 
 

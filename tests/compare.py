@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 from collections import OrderedDict, UserDict, deque
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Collection, MutableMapping
 from types import MappingProxyType, MemberDescriptorType
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from zoo import REGISTERED
 
 CONVERTIBLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_SHOWN = 64
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -21,6 +22,11 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     values = tensor.detach().resolve_conj().resolve_neg().contiguous().flatten()
     patterns = values.view(_INTEGERS[values.element_size()])
     return torch.where(values.isnan(), -1, patterns) if values.dtype in CONVERTIBLE else patterns
+
+
+def _listed(patterns: torch.Tensor) -> Any:
+    """Values that a failed comparison can show, or, of many, what is fast to compare."""
+    return tuple(patterns.tolist()) if len(patterns) <= _SHOWN else patterns.numpy().tobytes()
 
 
 def fingerprint(tensor: torch.Tensor) -> Any:
@@ -39,7 +45,7 @@ def fingerprint(tensor: torch.Tensor) -> Any:
         return facts, tuple(fingerprint(part) for part in tensor.unbind())
     if tensor.layout != torch.strided:
         return facts, tensor.shape, tuple(bits(tensor.detach().to_dense()).tolist())
-    values = None if tensor.device.type == "meta" else tuple(bits(tensor).tolist())
+    values = None if tensor.device.type == "meta" else _listed(bits(tensor))
     return facts, tensor.shape, tensor.stride(), tensor.is_neg(), tensor.is_inference(), values
 
 
@@ -114,9 +120,28 @@ def _parts(tree: Any) -> tuple[Any, list[tuple[Any, Any]]] | None:
     return (*head, _attributes(tree, fields)), labels
 
 
-def describe(tree: Any, leaf: Callable[[torch.Tensor], Any], same: Callable[[Any], bool]) -> Any:
+def _name(container: Any, label: Any) -> Any:
+    """By which name `skip` knows a child: its field, or its key; None if it has neither."""
+    match label:
+        case ("field", str(name)):
+            return name
+        case ("key", int(key)):
+            keys = dict.keys(container) if isinstance(container, dict) else container
+            return next(name for name in keys if id(name) == key)
+        case int(index) if hasattr(type(container), "_fields"):
+            return type(container)._fields[index]
+    return None
+
+
+def describe(
+    tree: Any,
+    leaf: Callable[[torch.Tensor], Any],
+    same: Callable[[Any], bool],
+    skip: frozenset[str] = frozenset(),
+) -> Any:
     """The tree as nested tuples. `leaf` describes a tensor, None meaning that it is kept; `same` tells of a container
-    whose children are all kept whether it counts as the original object. An object met again is only a number.
+    whose children are all kept whether it counts as the original object; the children that `skip` names are kept. An
+    object met again is only a number.
     """
     numbers: dict[int, int] = {}
     known: dict[int, Any] = {}
@@ -135,7 +160,10 @@ def describe(tree: Any, leaf: Callable[[torch.Tensor], Any], same: Callable[[Any
             found = None
             if parts is not None:
                 numbers[id(value)] = number = len(numbers)
-                children = [(label, visit(child)) for label, child in parts[1]]
+                children = [
+                    (label, ("same", id(child)) if _name(value, label) in skip else visit(child))
+                    for label, child in parts[1]
+                ]
                 if all(child[0] == "same" for _, child in children) and same(value):
                     numbers.pop(id(value))
                     assert number == len(numbers), "a kept container holds a changed one"
@@ -150,13 +178,24 @@ def describe(tree: Any, leaf: Callable[[torch.Tensor], Any], same: Callable[[Any
     return visit(tree)
 
 
-def convertible(leaf: torch.Tensor, dtype: torch.dtype) -> bool:
-    return leaf.dtype in CONVERTIBLE and leaf.dtype != dtype and not leaf.is_quantized
-
-
-def expected(tree: Any, dtype: torch.dtype) -> Any:
+def expected(
+    tree: Any,
+    dtype: torch.dtype,
+    source: Collection[torch.dtype] = CONVERTIBLE,
+    skip: frozenset[str] = frozenset(),
+) -> Any:
     """The description of the converted tree: each leaf as `.to` makes it, all else the same objects."""
-    return describe(tree, lambda t: fingerprint(t.to(dtype)) if convertible(t, dtype) else None, lambda value: True)
+
+    def leaf(tensor: torch.Tensor) -> Any:
+        return fingerprint(tensor.to(dtype)) if tensor.dtype in source and tensor.dtype != dtype else None
+
+    return describe(tree, leaf, lambda value: True, skip)
+
+
+def children(tree: Any) -> list[Any]:
+    """What a container holds, in an order that its conversion keeps; nothing for anything else."""
+    parts = _parts(tree)
+    return [child for _, child in parts[1]] if parts else []
 
 
 def objects(tree: Any) -> dict[int, Any]:
@@ -172,11 +211,11 @@ def objects(tree: Any) -> dict[int, Any]:
     return found
 
 
-def actual(tree: Any, result: Any) -> Any:
+def actual(tree: Any, result: Any, skip: frozenset[str] = frozenset()) -> Any:
     """The description of what a conversion returned: an object of the original counts as the same."""
     originals = objects(tree)
     return describe(
-        result, lambda t: None if id(t) in originals else fingerprint(t), lambda value: id(value) in originals
+        result, lambda t: None if id(t) in originals else fingerprint(t), lambda value: id(value) in originals, skip
     )
 
 

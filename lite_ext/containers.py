@@ -12,7 +12,7 @@ import gc
 from collections import OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence
 from contextlib import suppress
-from types import MappingProxyType, MemberDescriptorType
+from types import GetSetDescriptorType, MappingProxyType, MemberDescriptorType
 from typing import Any, NamedTuple
 
 import torch
@@ -53,9 +53,12 @@ _slots._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _attributes(source: Any) -> Any:
-    # torch.compile cannot ask an OrderedDict for them.
-    traced = type(source) is OrderedDict and torch.compiler.is_compiling()
-    return None if traced else getattr(source, "__dict__", None)
+    if torch.compiler.is_compiling():  # which cannot ask an OrderedDict for them
+        return None if type(source) is OrderedDict else getattr(source, "__dict__", None)
+    # By the slot of the class that has it: a subclass may have hidden the name, or answer for all of them.
+    members = (base.__dict__.get("__dict__") for base in type(source).__mro__)
+    member = next((member for member in members if type(member) is GetSetDescriptorType), None)
+    return None if member is None else member.__get__(source)
 
 
 def _copy_state(source: Any, made: Any, keep: Callable[[Any], Any] = lambda value: value) -> None:
@@ -63,7 +66,7 @@ def _copy_state(source: Any, made: Any, keep: Callable[[Any], Any] = lambda valu
     if state is source:  # a dict that is its own namespace stays one
         object.__setattr__(made, "__dict__", made)
     elif state:
-        made.__dict__.update({name: keep(value) for name, value in state.items()})
+        _attributes(made).update({name: keep(value) for name, value in state.items()})
     for base, name in _slots(type(source)):
         member = base.__dict__[name]
         with suppress(AttributeError):  # an empty slot
@@ -144,7 +147,11 @@ def _rebuild_dict(source: Any, children: Children, values: list[Any], changed: C
         base.__setitem__(made, name, value)
     _same_length(children.keys, dict.__len__(made))
     if base is defaultdict:
-        made.default_factory = source.default_factory
+        if type(source) is defaultdict:
+            made.default_factory = source.default_factory
+        else:
+            factory = defaultdict.__dict__["default_factory"]
+            factory.__set__(made, factory.__get__(source))
     _copy_state(source, made)
     state = _attributes(made)
     for index in changed:
@@ -174,7 +181,8 @@ def _set_iter(source: Any) -> Iterable[Any]:
 
 def _rebuild_deque(source: Any, children: Children, values: list[Any], changed: Collection[int]) -> Any:
     made = deque.__new__(type(source))
-    deque.__init__(made, values, source.maxlen)  # maxlen cannot be set elsewhere
+    maxlen = source.maxlen if type(source) is deque else deque.__dict__["maxlen"].__get__(source)
+    deque.__init__(made, values, maxlen)  # which cannot be set elsewhere
     _copy_state(source, made)
     return made
 
@@ -186,7 +194,7 @@ def _is_dataclass(cls: type) -> bool:
 def _fields(source: Any) -> Iterable[tuple[str, Any]]:
     # torch.compile does not trace the lookup of a base class by name.
     read: Any = getattr if torch.compiler.is_compiling() else object.__getattribute__
-    for field in dataclasses.fields(source):
+    for field in dataclasses.fields(type(source)):
         with suppress(AttributeError):  # a field that was never set
             yield field.name, read(source, field.name)
 
@@ -206,13 +214,14 @@ def _rebuild_dataclass(source: Any, children: Children, values: list[Any], chang
 
 
 def _user_dict_children(source: Any) -> Children:
-    return Children([source.__dict__["data"]] if "data" in source.__dict__ else [])
+    state = _attributes(source)
+    return Children([state["data"]] if "data" in state else [])
 
 
 def _rebuild_user_dict(source: Any, children: Children, values: list[Any], changed: Collection[int]) -> Any:
     made = object.__new__(type(source))
     _copy_state(source, made)
-    made.__dict__["data"] = values[0]
+    _attributes(made)["data"] = values[0]
     return made
 
 
@@ -244,6 +253,8 @@ def _rebuild_mapping(source: Any, children: Children, values: list[Any], changed
         if source[name] is not old:
             source[name] = old
             raise TypeError("its copy shares its storage")
+        if made[name] is not values[index]:
+            raise TypeError("its copy does not hold what was written to it")
     if list(made) != names:
         raise TypeError("its keys changed in the copy")
     return made

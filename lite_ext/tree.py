@@ -76,8 +76,8 @@ def _path(parent: _Place | None, index: int, root: str = "output") -> str:
     return root + "".join(steps)
 
 
-def _cannot(verb: str, place: _Place, error: Exception) -> TypeError:
-    name, path = type(place.source).__qualname__, _path(place.parent, place.index)
+def _cannot(verb: str, source: Any, path: str, error: Exception) -> TypeError:
+    name = type(source).__qualname__
     return TypeError(f"convert: cannot {verb} {name} at {path}: {error}; use lite_ext.register_node to say how")
 
 
@@ -119,7 +119,12 @@ class _Walk:
         if issubclass(cls, torch.Tensor):
             self._visit_leaf(child)
             return
-        kind = None if cls in (tuple, list, dict) and not child else kind_of(cls)
+        try:
+            kind = None if cls in (tuple, list, dict) and not child else kind_of(cls)
+        except (MemoryError, RecursionError):
+            raise
+        except Exception as error:  # a class may answer for itself
+            raise _cannot("read", child, _path(*self._here()), error) from error
         if kind is None:
             return
         # Nor can it compare containers by identity; one that is shared is then rebuilt for each place that has it.
@@ -139,7 +144,7 @@ class _Walk:
         except (MemoryError, RecursionError):
             raise
         except Exception as error:
-            raise _cannot("read", place, error) from error
+            raise _cannot("read", child, _path(*self._here()), error) from error
         if not self._compiling:
             self._memo[id(child)] = (child, place)
         self._stack.append((place, {}))
@@ -220,7 +225,7 @@ def _rebuild(walk: _Walk, tree: Any) -> Any:
         except (MemoryError, RecursionError):
             raise
         except Exception as error:
-            raise _cannot("rebuild", place, error) from error
+            raise _cannot("rebuild", place.source, _path(place.parent, place.index), error) from error
     return tree if walk.root is None else walk.root.result
 
 

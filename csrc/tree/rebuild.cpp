@@ -224,8 +224,8 @@ class Rebuild {
         return made;
     }
 
-    bool still_holds(const Slot& slot) const {
-        return Ref::checked(PyObject_GetItem(source(), key(slot))).get() == old_value(slot);
+    static bool holds(PyObject* mapping, PyObject* key, PyObject* value) {
+        return Ref::checked(PyObject_GetItem(mapping, key)).get() == value;
     }
 
     Ref mapping() const {
@@ -233,11 +233,16 @@ class Rebuild {
         if (Py_TYPE(made.get()) != type() || made.get() == source())
             fail(PyExc_TypeError, "its copy is of another type");
         for (const Slot& slot : slots_) {
-            if (!still_holds(slot)) fail(PyExc_TypeError, "it makes its values when they are read");
+            if (!holds(source(), key(slot), old_value(slot))) {
+                fail(PyExc_TypeError, "it makes its values when they are read");
+            }
             check(PyObject_SetItem(made.get(), key(slot), value(slot)));
-            if (!still_holds(slot)) {
+            if (!holds(source(), key(slot), old_value(slot))) {
                 check(PyObject_SetItem(source(), key(slot), old_value(slot)));
                 fail(PyExc_TypeError, "its copy shares its storage");
+            }
+            if (!holds(made.get(), key(slot), value(slot))) {
+                fail(PyExc_TypeError, "its copy does not hold what was written to it");
             }
         }
         const Ref keys = Ref::checked(PySequence_Tuple(made.get()));

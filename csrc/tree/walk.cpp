@@ -101,8 +101,18 @@ class Walk {
         if (is_tensor_type(type)) return visit_leaf(child);
         const Ref alive = Ref::borrow(child);
         ++foreign_;
-        const Kind kind = classify(child);
+        const Kind kind = kind_of(child);
         return kind == Kind::opaque ? kUnchanged : open_shared(child, kind, shared, Position());
+    }
+
+    // A class may answer for itself.
+    Kind kind_of(PyObject* child) {
+        try {
+            return classify(child);
+        } catch (const PythonError&) {
+            Caught caught;
+            caught.raise("read", child, path());
+        }
     }
 
     // A shared container is remembered, unless it is short; one too deep must be refused, not read.

@@ -19,9 +19,9 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 warnings.simplefilter("ignore")
 
-import fuzz  # noqa: E402
-import torch  # noqa: E402
-from backends import load_backend  # noqa: E402
+import fuzz
+import torch
+from backends import load_backend
 
 BATCH = 500  # cases that a process takes at once
 MOST_CASES = 10**9  # numbered for one seed

@@ -27,7 +27,7 @@ ifneq ($(TORCH_CUDA),$(shell cat $(CUDA_DEPENDENCIES) 2>/dev/null))
 .PHONY: $(CUDA_DEPENDENCIES)
 endif
 
-.PHONY: demo test pytest ctest cuda-test gpu-check bench perf-guard lint format wheel clean
+.PHONY: demo test pytest ctest cuda-test gpu-check fuzz asan bench perf-guard lint format wheel clean
 
 demo: $(BUILT)
 	$(BIN)/python examples/transformers_outputs.py
@@ -50,6 +50,14 @@ cuda-test: $(CUDA_BUILT)
 # On a machine with a GPU: build, tests, sanitizers, launches, benchmark. Without one it says so.
 gpu-check: $(CUDA_BUILT)
 	$(CUDA_VENV)/bin/python tools/gpu_check.py
+
+# Random trees held against Tensor.to: N cases. SEED and CASE reproduce one that was printed.
+fuzz: $(BUILT)
+	$(BIN)/python tests/fuzz/run.py --cases $(or $(N),20000) $(and $(SEED),--seed $(SEED)) $(and $(CASE),--case $(CASE))
+
+# The Python tests with the module built under the address and undefined-behaviour sanitizers. PYTEST= runs some of them.
+asan: $(BUILT)
+	tools/asan.sh $(PYTEST)
 
 # Writes figures, a table and pictures to benchmarks/results, in under five minutes.
 bench: $(BUILT)

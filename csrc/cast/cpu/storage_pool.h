@@ -45,7 +45,8 @@ PoolStats pool_stats();
 // Gives every kept block back to the system, those of other threads too.
 void empty_pool();
 
-// Sets what may be kept, and empties the pool. A limit of 0 turns that part off; so does LITE_EXT_POOL=0 both.
+// Sets what may be kept, and empties the pool. A limit of 0 turns that part off; so does LITE_EXT_POOL=0 both,
+// and the address sanitizer unless LITE_EXT_POOL=1.
 void set_pool_limits(PoolLimits limits);
 
 }  // namespace lite_ext::cast::cpu

@@ -30,6 +30,7 @@ SKIPPABLE = ("x", "y", "a", "cache", "logits")
 LARGEST = 1_000_000
 SIZES = sorted({max(0, edge + around) for edge in (0, 8, 16, 32, 64, 512, 4096, 8192) for around in (-1, 0, 1)})
 RARE_SIZES = [65535, 65536, 65537, 131073, LARGEST]
+MOST_ATTEMPTS = 5000  # to shrink a case
 _RARE = 1 / 400  # of the leaves are large
 _values = {
     dtype: torch.arange(LARGEST + 8, dtype=torch.float64).remainder(251).sub(99).to(dtype) for dtype in CONVERTIBLE
@@ -165,7 +166,7 @@ def _simpler_tree(tree: Tree) -> Iterator[Tree]:
     match tree:
         case ("sized", dtype, size, offset, step, graph):
             for less in (0, 1, size // 2, size - 1):
-                if less < size:
+                if 0 <= less < size:
                     yield "sized", dtype, less, offset, step, graph
             if (offset, step) != (0, 1):
                 yield "sized", dtype, size, 0, 1, graph
@@ -177,8 +178,11 @@ def _simpler_tree(tree: Tree) -> Iterator[Tree]:
                 yield "layout", dtype, name, ""
         case (str(name), list(children)):
             yield from children
-            for at in range(len(children)):
-                yield name, children[:at] + children[at + 1 :]
+            chunk = len(children)
+            while chunk:  # many at once first
+                for at in range(0, len(children), chunk):
+                    yield name, children[:at] + children[at + chunk :]
+                chunk //= 2
             for at, child in enumerate(children):
                 for less in _simpler_tree(child):
                     yield name, [*children[:at], less, *children[at + 1 :]]
@@ -187,9 +191,18 @@ def _simpler_tree(tree: Tree) -> Iterator[Tree]:
 
 
 def shrink(case: Case, fails: Callable[[Case], bool]) -> Case:
-    """The simplest case found on the way down from `case` that still fails."""
-    while (less := next(filter(fails, simpler(case)), None)) is not None:
-        case = less
+    """The simplest case found on the way down from `case` that still fails, after at most so many attempts."""
+    attempts = 0
+    found: Case | None = case
+    while found is not None:
+        case, found = found, None
+        for less in simpler(case):
+            attempts += 1
+            if attempts > MOST_ATTEMPTS:
+                return case
+            if fails(less):
+                found = less
+                break
     return case
 
 

@@ -1,4 +1,4 @@
-"""Compare the instructions that three conversions take with the figures in tools/perf_guard.json.
+"""Compare the instructions that a few conversions take with the figures in tools/perf_guard.json.
 
     python tools/perf_guard.py [--update]
 
@@ -27,7 +27,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 STORED = ROOT / "tools" / "perf_guard.json"
 TOLERANCE = 0.05
-CASES = ("tuple-1000", "hf-74", "detections-100/noop")
+CASES = ("tuple-1000", "tuple-1000/noop", "hf-74", "detections-100/noop")
 WARM_UP, CALLS = 3, 20
 
 # valgrind answers these requests of the program itself; run without valgrind they do nothing.

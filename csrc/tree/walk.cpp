@@ -105,8 +105,8 @@ class Walk {
         return kind == Kind::opaque ? kUnchanged : open_shared(child, kind, shared, Position());
     }
 
-    // A class may answer for itself.
-    Kind kind_of(PyObject* child) {
+    // A class may answer for itself. Inlined, it costs the scans of plain leaves their own inlining: twice the time.
+    [[gnu::noinline]] Kind kind_of(PyObject* child) {
         try {
             return classify(child);
         } catch (const PythonError&) {

@@ -78,10 +78,11 @@ format: $(DEPENDENCIES)
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
 
-# What an earlier wheel was made from would be packed again, modules deleted since then included.
+# The wheel's version says what it was compiled for (+cpu.torch213). What an earlier wheel was made from would be packed
+# again, modules deleted since then included.
 wheel: $(BUILT)
 	rm -rf build/lib.*
-	$(BIN)/pip wheel --no-build-isolation --no-deps -w dist .
+	LITE_EXT_LOCAL_LABEL=1 $(BIN)/pip wheel --no-build-isolation --no-deps -w dist .
 
 $(DEPENDENCIES): requirements-dev.txt Makefile
 	rm -f $@

@@ -14,6 +14,7 @@ from setuptools import setup
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "tools"))
 
+from build_checks import CannotBuild, check_compiler, check_ninja, check_python_headers  # noqa: E402
 from cuda_build import CudaWanted, decide, default_architectures  # noqa: E402
 
 try:
@@ -33,7 +34,13 @@ if CUDA.toolkit is not None:
     os.environ["CUDA_HOME"] = str(CUDA.toolkit.home)
     os.environ.setdefault("TORCH_CUDA_ARCH_LIST", default_architectures(CUDA.toolkit.release))
 
-from torch.utils.cpp_extension import BuildExtension, CppExtension, CUDAExtension, include_paths  # noqa: E402
+from torch.utils.cpp_extension import (  # noqa: E402
+    BuildExtension,
+    CppExtension,
+    CUDAExtension,
+    get_cxx_compiler,
+    include_paths,
+)
 
 GIB = 1024**3
 TAG = re.sub(r"[^\w.]", "_", f"{torch.__version__}-{sys.implementation.cache_tag}")
@@ -49,6 +56,18 @@ CXX_FLAGS = [
     "-Werror",
 ]
 NVCC_FLAGS = ["-std=c++20", "-O3", "--threads=2", "-Werror=all-warnings", "-Xcompiler=-fvisibility=hidden"]
+
+
+def version() -> str:
+    """What pyproject.toml leaves to this file: a wheel to be handed on says what it was compiled for.
+
+    Only where asked for by LITE_EXT_LOCAL_LABEL=1, as `make wheel` does: package indexes refuse such versions.
+    """
+    plain = (ROOT / "VERSION").read_text().strip()
+    if os.environ.get("LITE_EXT_LOCAL_LABEL", "0") != "1":
+        return plain
+    device = "cpu" if CUDA.toolkit is None else "cu" + "".join(torch.version.cuda.split(".")[:2])
+    return f"{plain}+{device}.torch{''.join(torch.__version__.split('+')[0].split('.')[:2])}"
 
 
 def listed(name: str) -> list[str]:
@@ -104,6 +123,12 @@ class Build(BuildExtension):
         self.force = True
 
     def build_extensions(self) -> None:
+        try:
+            check_ninja()
+            check_python_headers()
+            check_compiler(get_cxx_compiler())
+        except CannotBuild as error:
+            sys.exit(str(error))
         limit_jobs()
         # -I would turn torch's warnings into our errors; the same folders are given as system folders above.
         for built in self.extensions:
@@ -130,4 +155,4 @@ class Build(BuildExtension):
         (folder / "_build_info.json").write_text(text)
 
 
-setup(ext_modules=[extension()], cmdclass={"build_ext": Build})
+setup(version=version(), ext_modules=[extension()], cmdclass={"build_ext": Build})

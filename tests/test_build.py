@@ -21,6 +21,7 @@ from lite_ext import _build
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 
+import build_checks
 import cuda_build
 
 
@@ -150,7 +151,7 @@ def checkout(tmp_path: Path) -> Path:
     """A copy of the sources, with what an earlier build left in them."""
     copy = tmp_path / "checkout"
     copy.mkdir()
-    for folder in (".ci", "benchmarks", "csrc", "examples", "lite_ext", "tests", "tools"):
+    for folder in (".ci", "benchmarks", "csrc", "docs", "examples", "lite_ext", "tests", "tools"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for path in ROOT.iterdir():
         if path.is_file() and (not path.name.startswith(".") or path.name == ".clang-format"):
@@ -180,6 +181,41 @@ def test_the_source_distribution_holds_the_sources_and_nothing_built(checkout: P
         held = {member.name.partition("/")[2] for member in packed.getmembers() if member.isfile()}
     assert sources - held == {"lite_ext/_build_info.json", "lite_ext/_C.cpython-27.so"}
     assert {name for name in held - sources if ".egg-info/" not in name} == {"PKG-INFO", "setup.cfg"}
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")
+def test_the_version_has_a_label_only_where_asked_for(checkout: Path) -> None:
+    plain = (ROOT / "VERSION").read_text().strip()
+    for setting, wanted in (("0", plain), ("1", f"{plain}+cpu.torch{''.join(torch.__version__.split('.')[:2])}")):
+        result = run_setup(checkout, "--version", LITE_EXT_CUDA="0", LITE_EXT_LOCAL_LABEL=setting)
+        assert result.stdout.strip().splitlines()[-1] == wanted
+
+
+def test_a_build_without_a_compiler_says_so_at_once(checkout: Path) -> None:
+    result = run_setup(checkout, "build_ext", LITE_EXT_CUDA="0", CXX="/nowhere/c++")
+    assert result.returncode == 1
+    assert result.stderr.strip().splitlines()[-1] == (
+        "lite_ext needs a C++20 compiler, and /nowhere/c++ is not on PATH: apt-get install g++, or set CXX to a compiler"
+    )
+
+
+def test_an_old_compiler_is_named(tmp_path: Path) -> None:
+    old = tmp_path / "old-c++"
+    old.write_text("#!/bin/sh\necho \"old-c++: error: unrecognized option '-std=c++20'\" >&2\nexit 1\n")
+    old.chmod(0o755)
+    with pytest.raises(
+        build_checks.CannotBuild, match=r"does not compile C\+\+20 \(.*unrecognized option.*use g\+\+ 11"
+    ):
+        build_checks.check_compiler(str(old))
+
+
+def test_missing_ninja_and_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(build_checks.CannotBuild, match=r"Python\.h\): install them.*python3-dev"):
+        build_checks.check_python_headers(str(tmp_path))
+    build_checks.check_python_headers()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(build_checks.CannotBuild, match=r"none is on PATH: pip install ninja$"):
+        build_checks.check_ninja()
 
 
 def test_a_build_without_torch_says_what_to_do(checkout: Path) -> None:

@@ -27,7 +27,7 @@ ifneq ($(TORCH_CUDA),$(shell cat $(CUDA_DEPENDENCIES) 2>/dev/null))
 .PHONY: $(CUDA_DEPENDENCIES)
 endif
 
-.PHONY: demo test pytest ctest cuda-test gpu-check fuzz asan bench perf-guard lint format wheel clean
+.PHONY: demo test pytest ctest cuda-test gpu-check fuzz fuzz-cpp memcheck asan bench perf-guard lint format wheel clean
 
 demo: $(BUILT)
 	$(BIN)/python examples/transformers_outputs.py
@@ -54,6 +54,14 @@ gpu-check: $(CUDA_BUILT)
 # Random trees held against Tensor.to: N cases. SEED and CASE reproduce one that was printed.
 fuzz: $(BUILT)
 	$(BIN)/python tests/fuzz/run.py --cases $(or $(N),20000) $(and $(SEED),--seed $(SEED)) $(and $(CASE),--case $(CASE))
+
+# libFuzzer on the C++ plan and tile function, for SECONDS; it comes with clang.
+fuzz-cpp:
+	tools/fuzz_cpp.sh $(or $(SECONDS),600)
+
+# The C++ tests under valgrind.
+memcheck: ctest
+	LITE_EXT_POOL=1 valgrind --quiet --error-exitcode=1 $(CPP_BUILD)/plain/cpp_tests --gtest_brief=1
 
 # The Python tests with the module built under the address and undefined-behaviour sanitizers. PYTEST= runs some of them.
 asan: $(BUILT)

@@ -75,10 +75,11 @@ bench: $(BUILT)
 perf-guard: $(BUILT)
 	$(BIN)/python tools/perf_guard.py
 
-lint: $(DEPENDENCIES)
+lint: $(BUILT)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/stubtest lite_ext._C
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 
 format: $(DEPENDENCIES)

@@ -193,8 +193,9 @@ def _is_dataclass(cls: type) -> bool:
 
 def _fields(source: Any) -> Iterable[tuple[str, Any]]:
     # torch.compile does not trace the lookup of a base class by name.
-    read: Any = getattr if torch.compiler.is_compiling() else object.__getattribute__
-    for field in dataclasses.fields(type(source)):
+    compiling = torch.compiler.is_compiling()
+    read: Any = getattr if compiling else object.__getattribute__
+    for field in dataclasses.fields(source if compiling else type(source)):
         with suppress(AttributeError):  # a field that was never set
             yield field.name, read(source, field.name)
 

@@ -251,9 +251,8 @@ class _Builder:
 class _Returns(nn.Module):
     def __init__(self, tree: Any) -> None:
         super().__init__()
-        self.tree = SimpleNamespace(
-            tree=tree
-        )  # out of the sight of nn.Module, which would take a Parameter for its own
+        # Out of the sight of nn.Module, which would take a Parameter for its own.
+        self.tree = SimpleNamespace(tree=tree)
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.tree.tree
@@ -288,13 +287,13 @@ def check(tree: Any, dtype: str, source: list[str] | None, skip: list[str], mode
             assert result is made
             return
         assert actual(made, result, names) == expected(made, wanted, sources, names)
-        _check_storages(made, result)
-    _check_graphs(made, result, builder.roots, wanted)
+        converted = [(old, new) for old, new in _converted(made, result) if _is_plain(new)]
+        _check_storages(made, converted)
+    _check_graphs([(old, new) for old, new in converted if new.requires_grad], builder.roots, wanted)
 
 
 def _converted(tree: Any, result: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The leaves that were converted, each with what became of it: the trees have the same shape."""
-    pairs: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
     seen: dict[tuple[int, int], Any] = {}
     stack = [(tree, result)]
     while stack:
@@ -302,15 +301,12 @@ def _converted(tree: Any, result: Any) -> list[tuple[torch.Tensor, torch.Tensor]
         if old is new or (id(old), id(new)) in seen:
             continue
         seen[id(old), id(new)] = (old, new)
-        if isinstance(old, torch.Tensor):
-            pairs[id(old), id(new)] = (old, new)
-        else:
+        if not isinstance(old, torch.Tensor):
             stack.extend(zip(children(old), children(new), strict=True))
-    return list(pairs.values())
+    return [(old, new) for old, new in seen.values() if isinstance(old, torch.Tensor)]
 
 
-def _check_storages(tree: Any, result: Any) -> None:
-    pairs = [(old, new) for old, new in _converted(tree, result) if _is_plain(new)]
+def _check_storages(tree: Any, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
     taken = {
         old.untyped_storage()._cdata
         for old in objects(tree).values()
@@ -333,8 +329,9 @@ def _check_storages(tree: Any, result: Any) -> None:
         assert all(torch.equal(bits(new), copy) for new, copy in zip(written[1:], copies, strict=True))
 
 
-def _check_graphs(tree: Any, result: Any, roots: list[torch.Tensor], dtype: torch.dtype) -> None:
-    pairs = [(old, new) for old, new in _converted(tree, result) if new.requires_grad and _is_plain(new)]
+def _check_graphs(
+    pairs: list[tuple[torch.Tensor, torch.Tensor]], roots: list[torch.Tensor], dtype: torch.dtype
+) -> None:
     functions = [new.grad_fn for _, new in pairs]
     assert len(set(map(id, functions))) == len(functions), "two leaves share a node of the graph"
     inputs = [root for root in roots if root.requires_grad]

@@ -64,61 +64,42 @@ METHODS = (
     *("__reduce__", "__reduce_ex__", "__getattr__", "__getattribute__", "__setattr__", "__sizeof__", "__repr__"),
     *("items", "keys", "values", "get", "update", "copy", "pop", "append", "extend", "insert", "__class_getitem__"),
 )
-BASES: dict[str, tuple[type, Callable[[type, list[Any]], Any], Callable[[Any], list[Any]]]] = {
-    "list": (list, lambda cls, items: _filled(cls, list.extend, items), lambda tree: list(list.__iter__(tree))),
-    "dict": (
-        dict,
-        lambda cls, items: _filled(cls, dict.update, dict(enumerate(items))),
-        lambda tree: list(dict.values(tree)),
-    ),
-    "OrderedDict": (
-        OrderedDict,
-        lambda cls, items: _filled(cls, _set_items, items),
-        lambda tree: list(dict.values(tree)),
-    ),
-    "defaultdict": (
-        defaultdict,
-        lambda cls, items: _filled(cls, dict.update, dict(enumerate(items))),
-        lambda tree: list(dict.values(tree)),
-    ),
-    "Counter": (
-        Counter,
-        lambda cls, items: _filled(cls, dict.update, dict(enumerate(items))),
-        lambda tree: list(dict.values(tree)),
-    ),
-    "deque": (deque, lambda cls, items: _filled(cls, deque.extend, items), lambda tree: list(deque.__iter__(tree))),
-    "tuple": (tuple, lambda cls, items: tuple.__new__(cls, items), lambda tree: list(tuple.__iter__(tree))),
-}
+BASES: dict[str, Any] = {base.__name__: base for base in (list, dict, OrderedDict, defaultdict, Counter, deque, tuple)}
 
 
-def _filled(cls: Any, fill: Callable[[Any, Any], None], items: Any) -> Any:
-    base = next(base for base in cls.__mro__ if base in (list, dict, OrderedDict, defaultdict, deque))
+def _make(base: Any, cls: Any, items: list[Any]) -> Any:
+    """An instance of `cls`, filled by its base alone."""
+    if base is tuple:
+        return tuple.__new__(cls, items)
     made = base.__new__(cls)
-    fill(made, items)
+    if issubclass(base, dict):
+        for key, item in enumerate(items):
+            (OrderedDict if base is OrderedDict else dict).__setitem__(made, key, item)
+    else:
+        base.extend(made, items)
     return made
 
 
-def _set_items(tree: Any, items: list[Any]) -> None:
-    for key, item in enumerate(items):
-        OrderedDict.__setitem__(tree, key, item)
+def _read(base: Any, tree: Any) -> list[Any]:
+    return list(dict.values(tree) if issubclass(base, dict) else base.__iter__(tree))
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", BASES)
 def test_subclasses_of_containers_are_read_by_their_base(backend: Any, name: str, method: str, attack: str) -> None:
-    base, make, read = BASES[name]
+    base = BASES[name]
     hook = ATTACKS[attack]
     cls: Any = type("Subclass", (base,), {} if method == "__init_subclass__" else {method: hook})
     if method == "__init_subclass__":
         cls.__init_subclass__ = hook
-    tree = make(cls, [low(1.0), "text", low(2.0)])
+    tree = _make(base, cls, [low(1.0), "text", low(2.0)])
     result = lite_ext.convert([tree], F32)[0]
     assert type(result) is cls
     assert result is not tree
-    assert [item.dtype for item in read(result)[::2]] == [F32, F32]
-    assert read(result)[1] == "text"
-    assert [item.dtype for item in read(tree)[::2]] == [torch.bfloat16, torch.bfloat16]
+    assert [item.dtype for item in _read(base, result)[::2]] == [F32, F32]
+    assert _read(base, result)[1] == "text"
+    assert [item.dtype for item in _read(base, tree)[::2]] == [torch.bfloat16, torch.bfloat16]
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -128,17 +109,17 @@ def test_subclasses_of_containers_are_read_by_their_base(backend: Any, name: str
 @pytest.mark.parametrize("name", BASES)
 def test_what_a_class_says_of_itself(backend: Any, name: str, method: str, attack: str) -> None:
     """Converted, left as it is, or refused with its path."""
-    base, make, read = BASES[name]
+    base = BASES[name]
     answer = ATTACKS[attack]
     members: Any = {method: ()} if method == "__slots__" else {method: property(answer)}
-    tree = make(type("Subclass", (base,), members), [low(1.0), "text", low(2.0)])
+    tree = _make(base, type("Subclass", (base,), members), [low(1.0), "text", low(2.0)])
     try:
         result = lite_ext.convert([tree], F32)[0]
     except TypeError as error:
         assert re.match(r"convert: cannot (read|rebuild) Subclass at output\[0\]: ", str(error))
     else:
-        assert {item.dtype for item in read(result)[::2]} == {torch.bfloat16 if result is tree else F32}
-    assert [item.dtype for item in read(tree)[::2]] == [torch.bfloat16, torch.bfloat16]
+        assert {item.dtype for item in _read(base, result)[::2]} == {torch.bfloat16 if result is tree else F32}
+    assert [item.dtype for item in _read(base, tree)[::2]] == [torch.bfloat16, torch.bfloat16]
 
 
 class Mapped(MutableMapping):

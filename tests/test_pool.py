@@ -56,6 +56,59 @@ def test_living_outputs_never_share_memory() -> None:
     assert all(torch.equal(o, torch.ones_like(o)) for o in outputs)
 
 
+def test_a_new_output_is_at_version_zero_whatever_the_last_one_was_at() -> None:
+    for _ in range(3):
+        out = make()
+        assert out._version == 0
+        out.add_(1).mul_(2)
+        assert out._version == 2
+        del out
+
+
+@pytest.mark.parametrize("share", [Tensor.detach, lambda out: out[1:], lambda out: out.view(-1, 2)])
+def test_a_view_keeps_the_version_counter_of_a_dead_output(share: Callable[[Tensor], Tensor]) -> None:
+    out = make()
+    view = share(out)
+    out.add_(1)
+    del out
+    other = make()
+    other.add_(1).add_(1)
+    assert (view._version, other._version) == (1, 2)
+    view.add_(1)
+    assert (view._version, other._version) == (2, 2)
+
+
+def test_a_graph_keeps_the_version_counter_of_a_dead_output() -> None:
+    weight = torch.ones(SMALL, requires_grad=True)
+    out = make()
+    loss = (out * weight).sum()
+    del out
+    make().add_(1)
+    loss.backward()
+    assert torch.equal(weight.grad, torch.ones(SMALL))
+    out = make()
+    loss = (out * weight).sum()
+    out.add_(1)
+    del out
+    make()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_inference_outputs_have_no_version_counter_and_leave_none() -> None:
+    for _ in range(3):
+        with torch.inference_mode():
+            out = make()
+            assert out.is_inference()
+            out.add_(1)
+        with pytest.raises(RuntimeError, match="Inference tensors do not track version counter"):
+            _ = out._version
+        del out
+        out = make()
+        assert not out.is_inference() and out._version == 0
+        del out
+
+
 @SIZES
 def test_storage_is_as_large_as_the_output(elements: int) -> None:
     assert make(elements + 1).untyped_storage().nbytes() == 4 * elements + 4

@@ -103,13 +103,32 @@ TEST_F(StoragePool, OffMeansTorchsAllocator) {
     set_pool_limits({.thread = 0, .shared = 0});
     allocate(1000).data.clear();
     EXPECT_EQ(pool_stats().kept_blocks, 0U);
-    void* object = allocate_object(100);
+    OutputMemory memory = allocate_output(1000, 100);
     set_pool_limits({});
-    free_object(object, 100);  // made while the pool was off, kept now: it must be as large as its class
+    free_object(memory.storage, 100);  // made while the pool was off, kept now: it must be as large as its class
     EXPECT_EQ(pool_stats().kept_blocks, 1U);
     c10::DataPtr reused = allocate(128).data;
-    EXPECT_EQ(reused.get(), object);
+    EXPECT_EQ(reused.get(), memory.storage);
     std::memset(reused.get(), 1, 128);
+    free_tensor(memory.tensor, {});
+    EXPECT_EQ(pool_stats().kept_blocks, 1U);
+}
+
+TEST_F(StoragePool, ATensorsMemoryComesBackWithItsVersionCounter) {
+    OutputMemory first = allocate_output(kTensorBytes, kTensorBytes);
+    EXPECT_FALSE(first.counter.enabled());
+    free_tensor(first.tensor, c10::VariableVersion(7));
+    EXPECT_EQ(pool_stats().kept_small_bytes, kTensorBytes);
+    EXPECT_FALSE(allocate(kTensorBytes).reused);  // elements never take a tensor's block
+    OutputMemory second = allocate_output(kTensorBytes, kTensorBytes);
+    EXPECT_EQ(second.tensor, first.tensor);
+    EXPECT_EQ(second.counter.current_version(), 7U);
+    EXPECT_TRUE(second.counter.unique());
+    free_object(first.storage, kTensorBytes);
+    free_object(second.storage, kTensorBytes);
+    free_tensor(second.tensor, std::move(second.counter));
+    empty_pool();
+    EXPECT_EQ(pool_stats().kept_blocks, 0U);
 }
 
 TEST_F(StoragePool, ManyThreadsGiveAndTake) {

@@ -20,25 +20,29 @@ namespace lite_ext::cast::cpu {
 namespace {
 
 // Size classes: steps of 64 bytes up to 1 KiB, then four steps to each doubling. At most a quarter is wasted, and of
-// a large block that quarter is address space, never touched.
+// a large block that quarter is address space, never touched. Tensors are a class of their own, before these: a block
+// that held elements has no version counter.
+constexpr std::size_t kTensorClass = 0;
+constexpr std::size_t kFirst = 1;
 constexpr std::size_t kStep = 64;
 constexpr std::size_t kLastLinear = 1024;
-constexpr std::size_t kLinearClasses = kLastLinear / kStep;
+constexpr std::size_t kLinearEnd = kFirst + kLastLinear / kStep;
 constexpr std::size_t kDoublings = std::bit_width(kLargestPooled / kLastLinear) - 1;
-constexpr std::size_t kClasses = kLinearClasses + 4 * kDoublings;
+constexpr std::size_t kClasses = kLinearEnd + 4 * kDoublings;
 
 constexpr std::size_t class_size(std::size_t index) {
-    if (index < kLinearClasses) return (index + 1) * kStep;
-    const std::size_t doubling = (index - kLinearClasses) / 4;
-    const std::size_t quarter = (index - kLinearClasses) % 4 + 1;
+    if (index == kTensorClass) return kTensorBytes;
+    if (index < kLinearEnd) return (index - kFirst + 1) * kStep;
+    const std::size_t doubling = (index - kLinearEnd) / 4;
+    const std::size_t quarter = (index - kLinearEnd) % 4 + 1;
     return (kLastLinear << doubling) + quarter * ((kLastLinear << doubling) / 4);
 }
 
 constexpr std::size_t class_of(std::size_t bytes) {
-    if (bytes <= kLastLinear) return (bytes - 1) / kStep;
+    if (bytes <= kLastLinear) return kFirst + (bytes - 1) / kStep;
     const auto doubling = static_cast<std::size_t>(std::bit_width((bytes - 1) / kLastLinear)) - 1;
     const std::size_t quarter = (kLastLinear << doubling) / 4;
-    return kLinearClasses + 4 * doubling + (bytes - 1 - (kLastLinear << doubling)) / quarter;
+    return kLinearEnd + 4 * doubling + (bytes - 1 - (kLastLinear << doubling)) / quarter;
 }
 
 constexpr std::size_t kSmallClasses = class_of(kLargestSmall) + 1;
@@ -66,35 +70,42 @@ std::size_t limit_of(const std::atomic<std::size_t>& limit) {
     return allowed ? limit.load(std::memory_order_relaxed) : 0;
 }
 
-// A free block holds the address of the next one.
+// A free block holds the address of the next one, and a dead tensor's its version counter.
 struct FreeBlock {
     FreeBlock* next;
+    c10::VariableVersion counter;
+};
+static_assert(sizeof(FreeBlock) <= kStep);
+
+struct Taken {
+    void* block;  // NULL if none is kept
+    c10::VariableVersion counter;
 };
 
 // Free lists of a range of classes, and how much they hold. Whoever owns it locks it.
 template <std::size_t First, std::size_t Last>
 class FreeLists {
    public:
-    void* take(std::size_t index) {
-        FreeBlock* block = lists_[index - First];
-        if (block == nullptr) {
+    Taken take(std::size_t index) {
+        FreeBlock*& list = lists_[index - First];
+        if (list == nullptr) {
             ++allocated_;
-            return nullptr;
+            return {.block = nullptr, .counter = {}};
         }
-        lists_[index - First] = block->next;
         kept_bytes_ -= class_size(index);
         --kept_blocks_;
         ++reused_;
-        return block;
+        return pop(list);
     }
 
     // Blocks of other classes make room: they may be of sizes that are not asked for any more.
-    bool give(std::size_t index, void* block, std::size_t limit) {
+    bool give(std::size_t index, void* block, c10::VariableVersion&& counter, std::size_t limit) {
         if (class_size(index) > limit) return false;
         while (kept_bytes_ + class_size(index) > limit) {
             if (!drop_one_but_of(index)) return false;
         }
-        lists_[index - First] = new (block) FreeBlock{lists_[index - First]};
+        FreeBlock*& list = lists_[index - First];
+        list = new (block) FreeBlock{.next = list, .counter = std::move(counter)};
         kept_bytes_ += class_size(index);
         ++kept_blocks_;
         return true;
@@ -102,7 +113,7 @@ class FreeLists {
 
     void empty() {
         for (FreeBlock*& list : lists_) {
-            while (list != nullptr) c10::free_cpu(std::exchange(list, list->next));
+            while (list != nullptr) c10::free_cpu(pop(list).block);
         }
         kept_bytes_ = 0;
         kept_blocks_ = 0;
@@ -116,11 +127,18 @@ class FreeLists {
     }
 
    private:
+    static Taken pop(FreeBlock*& list) {
+        FreeBlock* block = std::exchange(list, list->next);
+        Taken taken{.block = block, .counter = std::move(block->counter)};
+        block->~FreeBlock();
+        return taken;
+    }
+
     bool drop_one_but_of(std::size_t index) {
         for (std::size_t tried = 0; tried < lists_.size(); ++tried) {
             FreeBlock*& list = lists_[victim_];
             if (list != nullptr && victim_ != index - First) {
-                c10::free_cpu(std::exchange(list, list->next));
+                c10::free_cpu(pop(list).block);
                 kept_bytes_ -= class_size(First + victim_);
                 --kept_blocks_;
                 return true;
@@ -228,35 +246,26 @@ Cache::~Cache() {
 // The free lists of this thread, or NULL when it is ending.
 Cache* thread_cache() { return current != nullptr ? current : make_cache(); }
 
-// A block of the class, from the free lists or from the system. Always as large as its class, whether or not the pool
-// is on: that it is may change before the block dies.
-void* take(std::size_t index, bool& reused) {
-    void* block = nullptr;
-    if (index < kSmallClasses) {
-        Cache* cache = limit_of(thread_limit) == 0 ? nullptr : thread_cache();
-        if (cache != nullptr) block = cache->locked([=](auto& lists) { return lists.take(index); });
-    } else {
-        const std::lock_guard lock(shared().large_mutex);
-        block = shared().large.take(index);
-    }
-    reused = block != nullptr;
-    return reused ? block : c10::alloc_cpu(class_size(index));
+// The lists that hold the small blocks of this thread, or NULL when it keeps none.
+Cache* cache_in_use() { return limit_of(thread_limit) == 0 ? nullptr : thread_cache(); }
+
+// Always as large as its class, whether or not the pool is on: that it is may change before the block dies.
+void* or_from_system(void* block, std::size_t index) {
+    return block != nullptr ? block : c10::alloc_cpu(class_size(index));
 }
 
-bool keep(std::size_t index, void* block) {
+void give(std::size_t index, void* block, c10::VariableVersion counter = {}) {
+    bool kept = false;
     if (index < kSmallClasses) {
         const std::size_t limit = limit_of(thread_limit);
         Cache* cache = limit == 0 ? nullptr : thread_cache();
-        return cache != nullptr && cache->locked([=](auto& lists) { return lists.give(index, block, limit); });
+        kept = cache != nullptr &&
+               cache->locked([&](auto& lists) { return lists.give(index, block, std::move(counter), limit); });
+    } else if (const std::size_t limit = limit_of(shared_limit); limit != 0) {
+        const std::lock_guard lock(shared().large_mutex);
+        kept = shared().large.give(index, block, std::move(counter), limit);
     }
-    const std::size_t limit = limit_of(shared_limit);
-    if (limit == 0) return false;
-    const std::lock_guard lock(shared().large_mutex);
-    return shared().large.give(index, block, limit);
-}
-
-void give(std::size_t index, void* block) {
-    if (!keep(index, block)) c10::free_cpu(block);
+    if (!kept) c10::free_cpu(block);
 }
 
 // One deleter a class: the class is all that has to be remembered of a block.
@@ -274,24 +283,59 @@ constexpr auto kDeleters = make_deleters(std::make_index_sequence<kClasses>());
 
 }  // namespace
 
-Block allocate(std::size_t bytes) {
+namespace {
+
+bool is_pooled(std::size_t bytes) {
     const auto& limit = bytes <= kLargestSmall ? thread_limit : shared_limit;
-    if (bytes == 0 || bytes > kLargestPooled || limit_of(limit) == 0) {
-        return {.data = c10::GetCPUAllocator()->allocate(bytes), .reused = false};
-    }
-    const std::size_t index = class_of(bytes);
-    bool reused = false;
-    void* block = take(index, reused);
-    c10::profiledCPUMemoryReporter().New(block, bytes);
-    return {.data = {block, block, kDeleters[index], c10::Device(c10::DeviceType::CPU)}, .reused = reused};
+    return bytes != 0 && bytes <= kLargestPooled && limit_of(limit) != 0;
 }
 
-void* allocate_object(std::size_t bytes) {
-    bool reused = false;
-    return take(class_of(bytes), reused);
+// `taken` is a kept block of the size's class, or NULL.
+Block block_for(std::size_t bytes, void* taken) {
+    const std::size_t index = class_of(bytes);
+    void* block = or_from_system(taken, index);
+    c10::profiledCPUMemoryReporter().New(block, bytes);
+    return {.data = {block, block, kDeleters[index], c10::Device(c10::DeviceType::CPU)}, .reused = taken != nullptr};
+}
+
+}  // namespace
+
+Block allocate(std::size_t bytes) {
+    if (!is_pooled(bytes)) return {.data = c10::GetCPUAllocator()->allocate(bytes), .reused = false};
+    const std::size_t index = class_of(bytes);
+    Taken taken{};
+    if (index >= kSmallClasses) {
+        const std::lock_guard lock(shared().large_mutex);
+        taken = shared().large.take(index);
+    } else if (Cache* cache = thread_cache(); cache != nullptr) {
+        taken = cache->locked([=](auto& lists) { return lists.take(index); });
+    }
+    return block_for(bytes, taken.block);
+}
+
+OutputMemory allocate_output(std::size_t bytes, std::size_t storage_bytes) {
+    OutputMemory memory{};
+    const bool small = bytes <= kLargestSmall && is_pooled(bytes);
+    if (!small) memory.data = allocate(bytes);  // first, for it may throw
+    void* data = nullptr;
+    if (Cache* cache = cache_in_use(); cache != nullptr) {
+        cache->locked([&](auto& lists) {
+            if (small) data = lists.take(class_of(bytes)).block;
+            memory.storage = lists.take(class_of(storage_bytes)).block;
+            Taken tensor = lists.take(kTensorClass);
+            memory.tensor = tensor.block;
+            memory.counter = std::move(tensor.counter);
+        });
+    }
+    if (small) memory.data = block_for(bytes, data);
+    memory.storage = or_from_system(memory.storage, class_of(storage_bytes));
+    memory.tensor = or_from_system(memory.tensor, kTensorClass);
+    return memory;
 }
 
 void free_object(void* object, std::size_t bytes) { give(class_of(bytes), object); }
+
+void free_tensor(void* tensor, c10::VariableVersion counter) { give(kTensorClass, tensor, std::move(counter)); }
 
 PoolStats pool_stats() {
     PoolStats stats{};

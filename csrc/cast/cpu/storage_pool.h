@@ -4,6 +4,7 @@
 #pragma once
 
 #include <c10/core/Allocator.h>
+#include <c10/core/TensorImpl.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -28,9 +29,20 @@ struct Block {
 };
 Block allocate(std::size_t bytes);
 
-// The same small blocks, for operator new and delete of the tensors' own structures.
-void* allocate_object(std::size_t bytes);
+// Bytes of a block for a tensor's own structure; a block that is kept counts with its version counter.
+inline constexpr std::size_t kTensorBytes = 256;
+
+// All that one output needs, at one visit to the free lists: memory for its elements, for its storage's own structure
+// of `storage_bytes` and for its tensor's; and a version counter that nothing else holds, or none.
+struct OutputMemory {
+    Block data;
+    void* storage;
+    void* tensor;
+    c10::VariableVersion counter;
+};
+OutputMemory allocate_output(std::size_t bytes, std::size_t storage_bytes);
 void free_object(void* object, std::size_t bytes);
+void free_tensor(void* tensor, c10::VariableVersion counter);
 
 struct PoolStats {
     PoolLimits limits;

@@ -30,13 +30,16 @@ constexpr std::size_t kLinearEnd = kFirst + kLastLinear / kStep;
 constexpr std::size_t kDoublings = std::bit_width(kLargestPooled / kLastLinear) - 1;
 constexpr std::size_t kClasses = kLinearEnd + 4 * kDoublings;
 
-constexpr std::size_t class_size(std::size_t index) {
-    if (index == kTensorClass) return kTensorBytes;
-    if (index < kLinearEnd) return (index - kFirst + 1) * kStep;
-    const std::size_t doubling = (index - kLinearEnd) / 4;
-    const std::size_t quarter = (index - kLinearEnd) % 4 + 1;
-    return (kLastLinear << doubling) + quarter * ((kLastLinear << doubling) / 4);
-}
+constexpr auto kClassSizes = [] {
+    std::array<std::size_t, kClasses> sizes{};
+    sizes[kTensorClass] = kTensorBytes;
+    for (std::size_t i = kFirst; i < kClasses; ++i) {
+        const std::size_t doubled = i < kLinearEnd ? 0 : kLastLinear << (i - kLinearEnd) / 4;
+        sizes[i] = doubled == 0 ? (i - kFirst + 1) * kStep : doubled + ((i - kLinearEnd) % 4 + 1) * (doubled / 4);
+    }
+    return sizes;
+}();
+constexpr std::size_t class_size(std::size_t index) { return kClassSizes[index]; }
 
 constexpr std::size_t class_of(std::size_t bytes) {
     if (bytes <= kLastLinear) return kFirst + (bytes - 1) / kStep;

@@ -33,9 +33,10 @@ constexpr std::size_t kClasses = kLinearEnd + 4 * kDoublings;
 constexpr auto kClassSizes = [] {
     std::array<std::size_t, kClasses> sizes{};
     sizes[kTensorClass] = kTensorBytes;
-    for (std::size_t i = kFirst; i < kClasses; ++i) {
-        const std::size_t doubled = i < kLinearEnd ? 0 : kLastLinear << (i - kLinearEnd) / 4;
-        sizes[i] = doubled == 0 ? (i - kFirst + 1) * kStep : doubled + ((i - kLinearEnd) % 4 + 1) * (doubled / 4);
+    for (std::size_t i = kFirst; i < kLinearEnd; ++i) sizes[i] = (i - kFirst + 1) * kStep;
+    for (std::size_t i = kLinearEnd; i < kClasses; ++i) {
+        const std::size_t doubled = kLastLinear << (i - kLinearEnd) / 4;
+        sizes[i] = doubled + ((i - kLinearEnd) % 4 + 1) * (doubled / 4);
     }
     return sizes;
 }();
@@ -260,10 +261,10 @@ void* or_from_system(void* block, std::size_t index) {
 void give(std::size_t index, void* block, c10::VariableVersion counter = {}) {
     bool kept = false;
     if (index < kSmallClasses) {
-        const std::size_t limit = limit_of(thread_limit);
-        Cache* cache = limit == 0 ? nullptr : thread_cache();
-        kept = cache != nullptr &&
-               cache->locked([&](auto& lists) { return lists.give(index, block, std::move(counter), limit); });
+        Cache* cache = cache_in_use();
+        kept = cache != nullptr && cache->locked([&](auto& lists) {
+            return lists.give(index, block, std::move(counter), limit_of(thread_limit));
+        });
     } else if (const std::size_t limit = limit_of(shared_limit); limit != 0) {
         const std::lock_guard lock(shared().large_mutex);
         kept = shared().large.give(index, block, std::move(counter), limit);
@@ -283,10 +284,6 @@ constexpr std::array<c10::DeleterFnPtr, kClasses> make_deleters(std::index_seque
     return {release<Indices>...};
 }
 constexpr auto kDeleters = make_deleters(std::make_index_sequence<kClasses>());
-
-}  // namespace
-
-namespace {
 
 bool is_pooled(std::size_t bytes) {
     const auto& limit = bytes <= kLargestSmall ? thread_limit : shared_limit;
@@ -310,7 +307,7 @@ Block allocate(std::size_t bytes) {
     if (index >= kSmallClasses) {
         const std::lock_guard lock(shared().large_mutex);
         taken = shared().large.take(index);
-    } else if (Cache* cache = thread_cache(); cache != nullptr) {
+    } else if (Cache* cache = cache_in_use(); cache != nullptr) {
         taken = cache->locked([=](auto& lists) { return lists.take(index); });
     }
     return block_for(bytes, taken.block);
